@@ -1,0 +1,268 @@
+//! What took long to make, kept outside the checkout and shared by all clones.
+//!
+//! An entry is a directory named by what it is and a hash of all that went into it. It is made under another name and
+//! renamed when it is complete, so one that was interrupted is never taken for finished; a list of its files with
+//! their sizes tells one that was damaged since. A lock per entry lets one process make it while others wait.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+/// The variable that moves the cache.
+pub(crate) const VARIABLE: &str = "LVMS_LAB_CACHE";
+
+/// The list of an entry's files with their sizes.
+const FILES: &str = "files.json";
+
+/// The cache, in use by this process until it is dropped.
+pub(crate) struct Cache {
+    directory: PathBuf,
+    /// Shared while the cache is in use; [`clean`] wants it alone.
+    _in_use: File,
+}
+
+/// One entry, for people.
+pub(crate) struct Kept {
+    /// What it is, with the beginning of its hash.
+    pub(crate) name: String,
+    /// Bytes on disk.
+    pub(crate) size: u64,
+    /// Whether it was finished.
+    pub(crate) complete: bool,
+}
+
+/// Where the cache lies.
+pub(crate) fn directory() -> Result<PathBuf> {
+    let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let directory = from(VARIABLE)
+        .or_else(|| from("XDG_CACHE_HOME").map(|home| home.join("lvms-lab")))
+        .or_else(|| from("HOME").map(|home| home.join(".cache/lvms-lab")));
+    let directory =
+        directory.with_context(|| format!("no HOME: set {VARIABLE} to a directory for the lab's cache"))?;
+    if directory.is_absolute() {
+        Ok(directory)
+    } else {
+        bail!("{VARIABLE} is {}: give an absolute path", directory.display())
+    }
+}
+
+impl Cache {
+    /// Opens the cache for use.
+    pub(crate) fn open() -> Result<Cache> {
+        Cache::open_at(directory()?)
+    }
+
+    fn open_at(directory: PathBuf) -> Result<Cache> {
+        let create = fs::create_dir_all(directory.join("locks"));
+        create.with_context(|| format!("{}: set {VARIABLE} to a directory of yours", directory.display()))?;
+        let in_use = lock_file(&directory, "in-use")?;
+        in_use.lock_shared()?;
+        Ok(Cache { directory, _in_use: in_use })
+    }
+
+    /// A directory of the cache that is no entry, for tools that keep their own (Go's modules, cargo's artefacts).
+    pub(crate) fn area(&self, name: &str) -> Result<PathBuf> {
+        let directory = self.directory.join(name);
+        fs::create_dir_all(&directory)?;
+        Ok(directory)
+    }
+
+    /// The entry `kind` made of `inputs`; `make` fills a new directory if there is none.
+    pub(crate) fn entry(
+        &self,
+        kind: &str,
+        inputs: &[&str],
+        make: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
+        let name = format!("{kind}-{}", hash(inputs));
+        let (path, half) = (self.directory.join(&name), self.directory.join(format!("{name}.half")));
+        let lock = lock_file(&self.directory, &name)?;
+        lock.lock()?;
+        if path.exists() {
+            match damage(&path)? {
+                None => return Ok(path),
+                Some(damage) => {
+                    eprintln!("  {name} in the cache is damaged ({damage}): making it again");
+                    fs::remove_dir_all(&path)?;
+                }
+            }
+        }
+        if half.exists() {
+            fs::remove_dir_all(&half)?;
+        }
+        fs::create_dir(&half)?;
+        make(&half).with_context(|| format!("{kind} could not be made"))?;
+        let files = serde_json::to_vec(&sizes(&half)?)?;
+        fs::write(half.join(FILES), files)?;
+        rustix::fs::sync();
+        fs::rename(&half, &path)?;
+        Ok(path)
+    }
+
+    /// What is kept, largest first.
+    pub(crate) fn list(&self) -> Result<Vec<Kept>> {
+        let mut kept = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if path.is_dir() && name != "locks" {
+                let complete = !name.ends_with(".half");
+                kept.push(Kept { name, size: size_on_disk(&path)?, complete });
+            }
+        }
+        kept.sort_by_key(|kept| std::cmp::Reverse(kept.size));
+        Ok(kept)
+    }
+
+    /// Fails unless `bytes` are free where the cache lies.
+    pub(crate) fn require_space(&self, bytes: u64) -> Result<()> {
+        require_space(&self.directory, bytes)
+    }
+}
+
+/// Fails unless `bytes` are free at `path`.
+pub(crate) fn require_space(path: &Path, bytes: u64) -> Result<()> {
+    let space = rustix::fs::statvfs(path)?;
+    let free = space.f_bavail * space.f_frsize;
+    if free >= bytes {
+        return Ok(());
+    }
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    bail!("{} has {:.1} GiB free and the lab needs {:.1}: free some", path.display(), gib(free), gib(bytes))
+}
+
+/// Removes the whole cache, unless somebody uses it.
+pub(crate) fn clean() -> Result<()> {
+    let directory = directory()?;
+    if !directory.exists() {
+        return Ok(());
+    }
+    let in_use = lock_file(&directory, "in-use")?;
+    match in_use.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            bail!("the cache is in use: wait until other `cargo xtask` commands have ended")
+        }
+        Err(TryLockError::Error(error)) => return Err(error.into()),
+    }
+    fs::remove_dir_all(&directory).with_context(|| directory.display().to_string())
+}
+
+fn lock_file(directory: &Path, name: &str) -> Result<File> {
+    let locks = directory.join("locks");
+    fs::create_dir_all(&locks)?;
+    let path = locks.join(name);
+    File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .with_context(|| path.display().to_string())
+}
+
+fn hash(inputs: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    for input in inputs {
+        hash.update(input.len().to_le_bytes());
+        hash.update(input);
+    }
+    hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Regular files of an entry, by path, with sizes.
+fn sizes(entry: &Path) -> Result<BTreeMap<String, u64>> {
+    let mut sizes = BTreeMap::new();
+    walk(entry, &mut |path, metadata| {
+        let name = path.strip_prefix(entry).unwrap_or(path).to_string_lossy().into_owned();
+        if metadata.is_file() && name != FILES {
+            sizes.insert(name, metadata.len());
+        }
+    })?;
+    Ok(sizes)
+}
+
+fn damage(entry: &Path) -> Result<Option<String>> {
+    let Ok(listed) = fs::read(entry.join(FILES)) else { return Ok(Some(format!("no {FILES}"))) };
+    let Ok(listed) = serde_json::from_slice::<BTreeMap<String, u64>>(&listed) else {
+        return Ok(Some(format!("{FILES} is not readable")));
+    };
+    let present = sizes(entry)?;
+    let damaged = listed.iter().find(|(name, size)| present.get(*name) != Some(size));
+    Ok(damaged.map(|(name, _)| format!("{name} is missing or has another size")))
+}
+
+fn size_on_disk(directory: &Path) -> Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let mut size = 0;
+    walk(directory, &mut |_, metadata| size += metadata.blocks() * 512)?;
+    Ok(size)
+}
+
+fn walk(directory: &Path, visit: &mut impl FnMut(&Path, &fs::Metadata)) -> Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let metadata = fs::symlink_metadata(&path)?;
+        visit(&path, &metadata);
+        if metadata.is_dir() {
+            walk(&path, visit)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("lvms-cache-test-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        path
+    }
+
+    #[test]
+    fn an_entry_is_made_once() {
+        let directory = scratch("once");
+        let cache = Cache::open_at(directory.clone()).unwrap();
+        let first = cache.entry("thing", &["a"], |path| Ok(fs::write(path.join("x"), "1")?)).unwrap();
+        let again = cache.entry("thing", &["a"], |_| bail!("made again")).unwrap();
+        assert_eq!(first, again);
+        assert_ne!(cache.entry("thing", &["b"], |_| Ok(())).unwrap(), first);
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_making_that_failed_is_not_taken_for_finished() {
+        let directory = scratch("half");
+        let cache = Cache::open_at(directory.clone()).unwrap();
+        let half = cache.entry("thing", &[], |path| {
+            fs::write(path.join("half"), "")?;
+            bail!("no")
+        });
+        assert!(format!("{:#}", half.unwrap_err()).contains("thing could not be made: no"));
+        let whole = cache.entry("thing", &[], |path| Ok(fs::write(path.join("whole"), "")?)).unwrap();
+        assert!(whole.join("whole").exists() && !whole.join("half").exists());
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_entry_is_made_again() {
+        let directory = scratch("damaged");
+        let cache = Cache::open_at(directory.clone()).unwrap();
+        let make = |path: &Path| Ok(fs::write(path.join("x"), "whole")?);
+        let path = cache.entry("thing", &[], make).unwrap();
+        fs::write(path.join("x"), "ha").unwrap();
+        cache.entry("thing", &[], make).unwrap();
+        assert_eq!(fs::read_to_string(path.join("x")).unwrap(), "whole");
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn too_little_space_is_an_error_that_says_how_much_is_needed() {
+        let error = require_space(Path::new("/"), u64::MAX / 2).unwrap_err().to_string();
+        assert!(error.contains("GiB free and the lab needs"), "{error}");
+    }
+}

@@ -1,0 +1,6 @@
+//! The commands that a person types.
+
+pub(crate) mod cache;
+pub(crate) mod deny;
+pub(crate) mod setup;
+pub(crate) mod test;

@@ -1,0 +1,106 @@
+//! `cargo xtask test`.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use crate::cache::Cache;
+use crate::lab::namespace;
+use crate::lab::runs::Run;
+use crate::lab::{Lab, Prepared};
+use crate::packages::machine;
+use crate::suites::{self, Results, Suite, host, unit};
+
+/// Which tests.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Suites to run; all of them if none is named.
+    suites: Vec<String>,
+    /// Run only tests whose name contains this.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// List the tests and run none.
+    #[arg(long)]
+    list: bool,
+    /// Keep the logs of a run that passed, too.
+    #[arg(long)]
+    keep: bool,
+}
+
+impl Options {
+    fn suites(&self) -> Result<Vec<Suite>> {
+        if self.suites.is_empty() {
+            return Ok(Suite::ALL.to_vec());
+        }
+        self.suites.iter().map(|name| Suite::named(name)).collect()
+    }
+}
+
+/// Prepares, enters the lab for the suites that need one, and sums up.
+pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
+    let suites = options.suites()?;
+    let filter = options.filter.as_deref().unwrap_or_default();
+    let in_lab: Vec<Suite> = suites.iter().copied().filter(|suite| *suite != Suite::Unit).collect();
+    if options.list {
+        return list(&suites, filter);
+    }
+    machine::prepare()?;
+    let cache = Cache::open()?;
+    let mut results = Results::default();
+    if suites.contains(&Suite::Unit) {
+        unit::run(filter, &mut results)?;
+    }
+    if !in_lab.is_empty() {
+        let run = Run::begin("test")?;
+        let mut prepared = Prepared::make(&cache, &run.directory)?;
+        for binary in host::build()? {
+            prepared.share(&run.directory, &binary)?;
+        }
+        prepared.save(&run.directory)?;
+        let code = namespace::enter(&run.directory)?;
+        match Results::load(&run.directory)? {
+            Some(inside) => results.append(inside),
+            None => {
+                results.add_failure("lab", "the whole lab", &format!("it ended early, with exit code {code}"))
+            }
+        }
+        if options.keep || !results.passed() {
+            println!("logs: {}", run.keep_logs("test")?.display());
+        }
+    }
+    if results.is_empty() {
+        bail!("no test matches {filter:?}: `cargo xtask test --list` shows them all");
+    }
+    results.print();
+    Ok(if results.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs the suites that need a lab.
+pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
+    let filter = options.filter.as_deref().unwrap_or_default();
+    let prepared = Prepared::load()?;
+    let lab = Lab::start(&prepared)?;
+    let mut results = Results::default();
+    for suite in options.suites()? {
+        match suite {
+            Suite::Unit => {}
+            Suite::Host => host::run(&lab, &prepared.tests, filter, &mut results)?,
+        }
+    }
+    results.save()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(suites: &[Suite], filter: &str) -> Result<ExitCode> {
+    for suite in suites {
+        let names = match suite {
+            Suite::Unit => unit::list()?,
+            Suite::Host => host::list()?,
+        };
+        for name in names.iter().filter(|name| suites::matches(name, filter)) {
+            println!("{} {name}", suite.name());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,13 @@
+//! Virtual machines: a kernel, a root image, disks that can be plugged, broken and cut off, and programs run inside.
+
+pub(crate) mod accelerator;
+mod command;
+mod console;
+mod machine;
+pub(crate) mod medium;
+mod nbd;
+mod qemu;
+mod qmp;
+
+pub(crate) use command::{Command, Ran};
+pub(crate) use machine::{Guest, Spec};

@@ -1,0 +1,96 @@
+//! The directories of runs: one per command that has a lab, in the checkout's target directory.
+//!
+//! A run holds a lock on its directory. A directory whose lock is free belongs to a command that was killed, and the
+//! next command removes it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::workspace;
+
+/// The directory of a run, and the lock that says that the run is alive. Dropped, the directory is removed.
+pub(crate) struct Run {
+    pub(crate) directory: PathBuf,
+    _lock: File,
+}
+
+fn home() -> PathBuf {
+    workspace::target().join("lab")
+}
+
+impl Run {
+    /// A new directory for a run of this name. Labs of equal names do not meet: the process number is in it too.
+    pub(crate) fn begin(name: &str) -> Result<Run> {
+        sweep()?;
+        let directory = home().join(format!("{name}-{}", std::process::id()));
+        fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        let lock = File::create(directory.join("lock"))?;
+        lock.lock()?;
+        Ok(Run { directory, _lock: lock })
+    }
+
+    /// Keeps what tells about a failure, under a name that the next such run takes over. Returns where it is.
+    pub(crate) fn keep_logs(&self, name: &str) -> Result<PathBuf> {
+        let kept = home().join(format!("{name}-logs"));
+        if kept.exists() {
+            fs::remove_dir_all(&kept)?;
+        }
+        fs::create_dir_all(&kept)?;
+        copy_logs(&self.directory, &kept)?;
+        Ok(kept)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Directories of runs that are alive, newest last.
+pub(crate) fn alive() -> Result<Vec<PathBuf>> {
+    let mut alive = Vec::new();
+    for (directory, lock) in all()? {
+        if lock.try_lock_shared().is_err() {
+            alive.push(directory);
+        }
+    }
+    alive.sort_by_key(|directory| fs::metadata(directory).and_then(|metadata| metadata.created()).ok());
+    Ok(alive)
+}
+
+/// Removes what killed runs left behind.
+pub(crate) fn sweep() -> Result<()> {
+    for (directory, lock) in all()? {
+        if lock.try_lock().is_ok() {
+            fs::remove_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        }
+    }
+    Ok(())
+}
+
+fn all() -> Result<Vec<(PathBuf, File)>> {
+    let mut all = Vec::new();
+    let Ok(entries) = fs::read_dir(home()) else { return Ok(all) };
+    for entry in entries {
+        let directory = entry?.path();
+        if let Ok(lock) = File::open(directory.join("lock")) {
+            all.push((directory, lock));
+        }
+    }
+    Ok(all)
+}
+
+fn copy_logs(from: &Path, to: &Path) -> Result<()> {
+    for entry in fs::read_dir(from)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default();
+        let is_log = path.extension().is_some_and(|end| end == "log" || end == "console");
+        if is_log {
+            fs::copy(&path, to.join(name))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! Tests and who runs them.
+//!
+//! - [`unit`]: cargo's own, on this machine.
+//! - [`host`]: test binaries that run in guests.
+
+pub(crate) mod host;
+mod results;
+pub(crate) mod unit;
+
+use anyhow::{Context, Result};
+
+pub(crate) use results::Results;
+
+/// A named set of tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Suite {
+    Unit,
+    Host,
+}
+
+impl Suite {
+    /// In the order in which they run: the quick ones first.
+    pub(crate) const ALL: [Suite; 2] = [Suite::Unit, Suite::Host];
+
+    /// What a person calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Suite::Unit => "unit",
+            Suite::Host => "host",
+        }
+    }
+
+    /// The suite of this name.
+    pub(crate) fn named(name: &str) -> Result<Suite> {
+        let known = Suite::ALL.map(Suite::name).join(", ");
+        let found = Suite::ALL.into_iter().find(|suite| suite.name() == name);
+        found.with_context(|| format!("there is no suite {name:?}: use one of {known}"))
+    }
+}
+
+/// Whether a test is among those asked for.
+pub(crate) fn matches(name: &str, filter: &str) -> bool {
+    name.contains(filter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_suite_is_refused_with_the_names_of_all() {
+        let error = Suite::named("hots").unwrap_err().to_string();
+        assert_eq!(error, "there is no suite \"hots\": use one of unit, host");
+    }
+}

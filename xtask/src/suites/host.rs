@@ -1,0 +1,190 @@
+//! Test binaries that run in guests: whatever lies in a crate's `tests/` folder.
+//!
+//! Tests with equal surroundings share a guest, one after the other, each with fresh disks; after each the guest is
+//! tidied, and replaced if that fails. A test that cuts the power has a guest of its own, with a state disk.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use lab_protocol::agent::{Ended, FromGuest};
+use lab_protocol::control;
+use lab_protocol::needs::{Listed, Needs, Start, Surroundings};
+
+use super::{Results, Suite, matches};
+use crate::guest::{Guest, Spec};
+use crate::lab::Lab;
+use crate::{process, progress, workspace};
+
+/// A test may take this long, boots included; it is killed then and has failed.
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// More boots than this in one test mean that it goes round in circles.
+const MOST_BOOTS: u32 = 50;
+
+/// Builds the test binaries.
+pub(crate) fn build() -> Result<Vec<PathBuf>> {
+    let step = progress::step("building the tests that run in guests");
+    let mut cargo = workspace::cargo();
+    cargo.args(["test", "--workspace", "--test", "*", "--no-run", "--message-format=json"]);
+    let messages = process::run(&mut cargo)?;
+    step.done();
+    let mut binaries = Vec::new();
+    for line in messages.lines() {
+        let message: serde_json::Value = serde_json::from_str(line)?;
+        if message["target"]["kind"][0] == "test"
+            && let Some(path) = message["executable"].as_str()
+        {
+            binaries.push(PathBuf::from(path));
+        }
+    }
+    Ok(binaries)
+}
+
+/// Their names.
+pub(crate) fn list() -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for binary in build()? {
+        names.extend(tests_of(&binary)?.into_iter().map(|test| full_name(&binary, &test.name)));
+    }
+    Ok(names)
+}
+
+fn tests_of(binary: &Path) -> Result<Vec<Listed>> {
+    let text = process::run(Command::new(binary).arg("--lab-list"))?;
+    serde_json::from_str(&text).with_context(|| format!("{} does not list its tests", binary.display()))
+}
+
+/// `lvm::a_thin_pool_…`, without the hash that cargo adds to a binary's name.
+fn full_name(binary: &Path, test: &str) -> String {
+    let name = binary.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.rsplit_once('-').map_or(name.as_ref(), |(name, _)| name).to_owned();
+    format!("{name}::{test}")
+}
+
+/// A test and the binary, by its name in the share, that has it.
+struct Case {
+    binary: String,
+    name: String,
+    test: Listed,
+}
+
+/// Runs them in guests.
+pub(crate) fn run(lab: &Arc<Lab>, binaries: &[PathBuf], filter: &str, results: &mut Results) -> Result<()> {
+    let mut shared: BTreeMap<Surroundings, Vec<Case>> = BTreeMap::new();
+    let mut alone = Vec::new();
+    for binary in binaries {
+        for test in tests_of(&lab.share.join(binary))? {
+            let name = full_name(binary, &test.name);
+            if !matches(&name, filter) {
+                continue;
+            }
+            let case = Case { binary: binary.to_string_lossy().into_owned(), name, test };
+            if case.test.needs.power_cut {
+                alone.push(case);
+            } else {
+                shared.entry(case.test.needs.surroundings).or_default().push(case);
+            }
+        }
+    }
+    for (surroundings, cases) in shared {
+        run_in_one_guest(lab, surroundings, &cases, results);
+    }
+    for case in alone {
+        results.run(Suite::Host.name(), &case.name, || {
+            let guest = boot(lab, case.test.needs.surroundings, true)?;
+            run_case(lab, &guest, &case)
+        });
+    }
+    Ok(())
+}
+
+fn run_in_one_guest(lab: &Arc<Lab>, surroundings: Surroundings, cases: &[Case], results: &mut Results) {
+    let mut guest: Option<Arc<Guest>> = None;
+    for case in cases {
+        let mut tidy = Ok(());
+        let passed = results.run(Suite::Host.name(), &case.name, || {
+            let guest = match &guest {
+                Some(guest) => guest,
+                None => guest.insert(boot(lab, surroundings, false)?),
+            };
+            run_case(lab, guest, case)?;
+            tidy = self::tidy(guest);
+            Ok(())
+        });
+        if !passed || tidy.is_err() {
+            guest = None;
+        }
+    }
+}
+
+fn boot(lab: &Arc<Lab>, surroundings: Surroundings, state: bool) -> Result<Arc<Guest>> {
+    let step = progress::step("booting a guest");
+    let spec = Spec { surroundings, state, ..Spec::new("guest") };
+    let guest = Guest::boot(lab, spec, Vec::new())?;
+    step.done();
+    Ok(guest)
+}
+
+fn run_case(lab: &Lab, guest: &Guest, case: &Case) -> Result<()> {
+    let serials = plug(guest, &case.test.needs)?;
+    let state = if case.test.needs.power_cut { "/state/test" } else { "/run/test" };
+    guest.script(&format!("rm -rf {state}; mkdir -p {state}")).run()?;
+    let mut log = String::new();
+    let mut start = Start {
+        name: case.test.name.clone(),
+        serials,
+        paths: Vec::new(),
+        boots: 0,
+        control: Some(format!("{}:{}", lab.network.gateway(), control::PORT)),
+        state: state.to_owned(),
+    };
+    let log_file = lab.path(&format!("{}.log", case.name.replace("::", "-")));
+    loop {
+        let run =
+            guest.command([&format!("/lab/{}", case.binary), "--lab-run", &serde_json::to_string(&start)?]);
+        let ran = run.limit(LIMIT).follow(|frame| match frame {
+            FromGuest::Stdout(bytes) | FromGuest::Stderr(bytes) => log += &String::from_utf8_lossy(bytes),
+            FromGuest::Ended(ended) => log += &format!("# ended: {ended:?}\n"),
+        });
+        fs::write(&log_file, &log)?;
+        if !guest.is_running() && case.test.needs.power_cut {
+            start.boots += 1;
+            if start.boots > MOST_BOOTS {
+                bail!("the power was cut {MOST_BOOTS} times");
+            }
+            log += &format!("# power cut, boot {}\n", start.boots);
+            guest.power_on()?;
+            continue;
+        }
+        return match ran?.ended {
+            Ended::Exited(0) => Ok(()),
+            ended => bail!("{ended:?}, last words:\n{}", process::last_lines(&log, 15)),
+        };
+    }
+}
+
+fn plug(guest: &Guest, needs: &Needs) -> Result<Vec<String>> {
+    needs.disks.iter().map(|disk| guest.plug_new(disk.clone())).collect()
+}
+
+/// Brings a guest back to where it was before a test: no mounts, no device-mapper devices, no disks.
+fn tidy(guest: &Guest) -> Result<()> {
+    guest
+        .script(
+            "cd /; awk '$1 ~ \"^/dev/(mapper|sd|dm-)\" || $2 ~ \"^/run/test\" {print $2}' /proc/mounts | tac | \
+             while read -r place; do umount \"$place\"; done\n\
+             for round in 1 2 3 4 5; do\n\
+               for device in $(dmsetup info -c --noheadings -o name); do dmsetup remove --retry \"$device\" || true; done\n\
+               [ -z \"$(dmsetup ls | grep -v 'No devices')\" ] && break\n\
+             done 2>/dev/null\n\
+             [ -z \"$(dmsetup ls | grep -v 'No devices')\" ]\n\
+             rm -rf /etc/lvm/archive/* /etc/lvm/backup/* /run/test",
+        )
+        .run()?;
+    guest.unplug_all()
+}

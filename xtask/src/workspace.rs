@@ -1,0 +1,35 @@
+//! This checkout, and what cargo builds from it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::process;
+
+/// The checkout's root.
+pub(crate) fn directory() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/"))
+}
+
+/// Where cargo puts final artefacts of this checkout.
+pub(crate) fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| directory().join("target"), PathBuf::from)
+}
+
+/// A `cargo` command in this checkout.
+pub(crate) fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(directory());
+    cargo
+}
+
+/// Builds a program that runs inside a guest before there are libraries, and returns its path.
+pub(crate) fn build_static(package: &str) -> Result<PathBuf> {
+    const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+    let mut build = cargo();
+    build.args(["build", "--quiet", "--package", package, "--profile", "guest", "--target", TRIPLE]);
+    build.arg("--config").arg(format!("target.{TRIPLE}.rustflags=['-Ctarget-feature=+crt-static']"));
+    process::run(&mut build).with_context(|| format!("{package} could not be built"))?;
+    Ok(target().join(TRIPLE).join("guest").join(package))
+}
