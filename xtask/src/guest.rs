@@ -8,6 +8,7 @@ pub(crate) mod medium;
 mod nbd;
 mod qemu;
 mod qmp;
+mod shell;
 
-pub(crate) use command::{Command, Ran};
 pub(crate) use machine::{Guest, Spec};
+pub(crate) use shell::shell;

@@ -19,6 +19,7 @@ use lab_protocol::disk::Disk;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::Cache;
+use crate::cluster::programs::{NodeFile, Programs, Version};
 use crate::guest::Guest;
 use crate::guest::accelerator::{self, Accelerator};
 use crate::guest::medium::Medium;
@@ -32,8 +33,10 @@ use crate::workspace;
 pub(crate) struct Prepared {
     root: Root,
     accelerator: Accelerator,
-    /// Programs that run in guests, by name, built from this checkout.
+    /// Test binaries that run in guests, by their names in the share.
     pub(crate) tests: Vec<PathBuf>,
+    /// What a cluster is made of, if there shall be one.
+    pub(crate) programs: Option<Programs>,
 }
 
 /// The file in the run's directory that carries [`Prepared`] inside.
@@ -52,16 +55,33 @@ impl Prepared {
             Accelerator::Kvm => eprintln!("  guests run with KVM"),
             Accelerator::Emulation => eprintln!("  guests run under emulation: no guest boots with KVM here"),
         }
-        Ok(Prepared { root, accelerator, tests: Vec::new() })
+        Ok(Prepared { root, accelerator, tests: Vec::new(), programs: None })
     }
 
-    /// Puts a program where every guest sees it, under `/lab`.
+    /// Makes ready what a cluster needs; `more` are files for its nodes.
+    pub(crate) fn with_cluster(
+        &mut self,
+        cache: &Cache,
+        run: &Path,
+        version: Version,
+        more: &[NodeFile],
+    ) -> Result<()> {
+        self.programs = Some(Programs::make(cache, &self.root, version, run, more)?);
+        Ok(())
+    }
+
+    /// Puts a test binary where every guest sees it, under `/lab`.
     pub(crate) fn share(&mut self, run: &Path, program: &Path) -> Result<()> {
         let name = program.file_name().context("a program has a name")?;
         let shared = run.join("share").join(name);
         fs::copy(program, &shared).with_context(|| program.display().to_string())?;
         self.tests.push(PathBuf::from(name));
         Ok(())
+    }
+
+    /// What a cluster is made of.
+    pub(crate) fn programs(&self) -> Result<&Programs> {
+        self.programs.as_ref().context("this lab was prepared without Kubernetes")
     }
 
     /// Leaves it for the inside.

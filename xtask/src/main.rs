@@ -3,19 +3,24 @@
 //! - [`packages`]: what the lab is made of and does not write itself.
 //! - [`guest`]: virtual machines with disks that can be plugged, broken and cut off.
 //! - [`lab`]: guests and a control plane in namespaces that die with the command.
+//! - [`cluster`]: a real Kubernetes whose nodes are guests.
+//! - [`peers`]: others' storage, to be compared with.
 //! - [`suites`]: tests, and who runs them.
 //! - [`cache`], [`progress`], [`process`], [`workspace`]: what all of them use.
 
 mod cache;
+mod cluster;
 mod commands;
 mod guest;
 mod lab;
 mod packages;
+mod peers;
 mod process;
 mod progress;
 mod suites;
 mod workspace;
 
+use std::net::Ipv4Addr;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -39,6 +44,16 @@ enum Command {
     Setup,
     /// Run the tests: all suites, or those named.
     Test(commands::test::Options),
+    /// A lab to play with.
+    #[command(subcommand)]
+    Lab(commands::lab::Command),
+    /// What `lab shell` runs inside the lab.
+    #[command(hide = true)]
+    GuestShell {
+        address: Ipv4Addr,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        program: Vec<String>,
+    },
     /// Check licences, sources, duplicates and advisories of all dependencies.
     Deny,
     /// Show what is cached and how large it is.
@@ -59,7 +74,10 @@ fn run() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     match (arguments.command, namespace::place()?) {
         (Command::Test(options), Place::Outside) => commands::test::outside(&options),
-        (Command::Test(options), Place::Inside(_)) => commands::test::inside(&options),
+        (Command::Test(options), Place::Inside) => commands::test::inside(&options),
+        (Command::Lab(command), Place::Outside) => commands::lab::outside(&command),
+        (Command::Lab(command), Place::Inside) => commands::lab::inside(&command),
+        (Command::GuestShell { address, program }, _) => guest::shell(address, program),
         (Command::Setup, _) => commands::setup::run(),
         (Command::Deny, _) => commands::deny::run(),
         (Command::Cache(options), _) => commands::cache::run(&options),

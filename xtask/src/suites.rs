@@ -2,9 +2,13 @@
 //!
 //! - [`unit`]: cargo's own, on this machine.
 //! - [`host`]: test binaries that run in guests.
+//! - [`cluster`]: a Kubernetes with three nodes.
+//! - [`topolvm`]: TopoLVM in a Kubernetes with one node.
 
+pub(crate) mod cluster;
 pub(crate) mod host;
 mod results;
+pub(crate) mod topolvm;
 pub(crate) mod unit;
 
 use anyhow::{Context, Result};
@@ -16,17 +20,29 @@ pub(crate) use results::Results;
 pub(crate) enum Suite {
     Unit,
     Host,
+    Cluster,
+    Topolvm,
 }
 
 impl Suite {
+    /// Whether it needs Kubernetes' programs.
+    pub(crate) fn needs_kubernetes(self) -> bool {
+        match self {
+            Suite::Unit | Suite::Host => false,
+            Suite::Cluster | Suite::Topolvm => true,
+        }
+    }
+
     /// In the order in which they run: the quick ones first.
-    pub(crate) const ALL: [Suite; 2] = [Suite::Unit, Suite::Host];
+    pub(crate) const ALL: [Suite; 4] = [Suite::Unit, Suite::Host, Suite::Cluster, Suite::Topolvm];
 
     /// What a person calls it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Suite::Unit => "unit",
             Suite::Host => "host",
+            Suite::Cluster => "cluster",
+            Suite::Topolvm => "topolvm",
         }
     }
 
@@ -50,6 +66,6 @@ mod tests {
     #[test]
     fn an_unknown_suite_is_refused_with_the_names_of_all() {
         let error = Suite::named("hots").unwrap_err().to_string();
-        assert_eq!(error, "there is no suite \"hots\": use one of unit, host");
+        assert_eq!(error, "there is no suite \"hots\": use one of unit, host, cluster, topolvm");
     }
 }

@@ -20,6 +20,7 @@ pub(crate) fn start() -> Result<()> {
     mounts()?;
     rustix::system::sethostname(line.name.as_bytes())?;
     fs::write("/etc/hostname", format!("{}\n", line.name))?;
+    fs::write("/etc/hosts", format!("127.0.0.1 localhost {}\n", line.name))?;
     network(&line)?;
     state()?;
     lvm_policy(&line)?;

@@ -6,11 +6,13 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use crate::cache::Cache;
+use crate::cluster::programs::Version;
 use crate::lab::namespace;
 use crate::lab::runs::Run;
 use crate::lab::{Lab, Prepared};
 use crate::packages::machine;
-use crate::suites::{self, Results, Suite, host, unit};
+use crate::peers;
+use crate::suites::{self, Results, Suite, cluster, host, topolvm, unit};
 
 /// Which tests.
 #[derive(Args)]
@@ -20,6 +22,9 @@ pub(crate) struct Options {
     /// Run only tests whose name contains this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
+    /// The version of Kubernetes.
+    #[arg(long, value_name = "VERSION", default_value_t)]
+    kubernetes: Version,
     /// List the tests and run none.
     #[arg(long)]
     list: bool,
@@ -57,12 +62,21 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
         for binary in host::build()? {
             prepared.share(&run.directory, &binary)?;
         }
+        if in_lab.iter().any(|suite| suite.needs_kubernetes()) {
+            let peers =
+                if in_lab.contains(&Suite::Topolvm) { peers::node_files(&cache)? } else { Vec::new() };
+            prepared.with_cluster(&cache, &run.directory, options.kubernetes, &peers)?;
+        }
         prepared.save(&run.directory)?;
         let code = namespace::enter(&run.directory)?;
         match Results::load(&run.directory)? {
             Some(inside) => results.append(inside),
             None => {
-                results.add_failure("lab", "the whole lab", &format!("it ended early, with exit code {code}"))
+                results.add_failure(
+                    "lab",
+                    "the whole lab",
+                    &format!("it ended early, with exit code {code}"),
+                );
             }
         }
         if options.keep || !results.passed() {
@@ -86,6 +100,8 @@ pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
         match suite {
             Suite::Unit => {}
             Suite::Host => host::run(&lab, &prepared.tests, filter, &mut results)?,
+            Suite::Cluster => cluster::run(&lab, prepared.programs()?, filter, &mut results),
+            Suite::Topolvm => topolvm::run(&lab, &Cache::open()?, prepared.programs()?, filter, &mut results),
         }
     }
     results.save()?;
@@ -97,6 +113,8 @@ fn list(suites: &[Suite], filter: &str) -> Result<ExitCode> {
         let names = match suite {
             Suite::Unit => unit::list()?,
             Suite::Host => host::list()?,
+            Suite::Cluster => cluster::list(),
+            Suite::Topolvm => topolvm::list(),
         };
         for name in names.iter().filter(|name| suites::matches(name, filter)) {
             println!("{} {name}", suite.name());

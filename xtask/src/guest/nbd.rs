@@ -3,6 +3,7 @@
 //! Writes stay in memory until they are flushed, as in a disk's volatile cache, so that a power cut can lose them.
 //! Each client has a fault of its own: of two guests on one disk, one can lose its path.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -108,17 +109,18 @@ impl BreakableDisk {
         for block in offset / BLOCK..end.div_ceil(BLOCK) {
             let start = block * BLOCK;
             let (from, to) = (start.max(offset), (start + BLOCK).min(end));
-            if !unflushed.contains_key(&block) {
-                let mut bytes = vec![0; index(BLOCK.min(self.size - start))].into_boxed_slice();
-                if to - from < bytes.len() as u64 {
-                    self.file.read_exact_at(&mut bytes, start)?;
+            let bytes = match unflushed.entry(block) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => {
+                    let mut bytes = vec![0; index(BLOCK.min(self.size - start))].into_boxed_slice();
+                    if to - from < bytes.len() as u64 {
+                        self.file.read_exact_at(&mut bytes, start)?;
+                    }
+                    new.insert(bytes)
                 }
-                unflushed.insert(block, bytes);
-            }
-            if let Some(bytes) = unflushed.get_mut(&block) {
-                let part = &data[index(from - offset)..index(to - offset)];
-                bytes[index(from - start)..index(to - start)].copy_from_slice(part);
-            }
+            };
+            let part = &data[index(from - offset)..index(to - offset)];
+            bytes[index(from - start)..index(to - start)].copy_from_slice(part);
         }
         if unflushed.len() > CACHED_BLOCKS { self.write_back(&mut unflushed) } else { Ok(()) }
     }

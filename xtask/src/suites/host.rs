@@ -161,10 +161,11 @@ fn run_case(lab: &Lab, guest: &Guest, case: &Case) -> Result<()> {
             guest.power_on()?;
             continue;
         }
-        return match ran?.ended {
-            Ended::Exited(0) => Ok(()),
-            ended => bail!("{ended:?}, last words:\n{}", process::last_lines(&log, 15)),
-        };
+        let ended = ran?.ended;
+        if ended != Ended::Exited(0) {
+            bail!("{ended:?}, last words:\n{}", process::last_lines(&log, 15));
+        }
+        return Ok(());
     }
 }
 

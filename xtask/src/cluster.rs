@@ -1,0 +1,179 @@
+//! A real Kubernetes: the control plane on this machine, inside the lab's namespaces; each node a guest.
+//!
+//! - [`programs`]: which version, its programs, and the image that nodes run them from.
+//! - [`certificates`]: made for the run.
+//! - [`control_plane`]: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
+//! - [`node`]: containerd, kubelet, kube-proxy in a guest.
+//! - [`images`]: container images without a registry.
+
+mod certificates;
+mod control_plane;
+pub(crate) mod images;
+mod node;
+pub(crate) mod programs;
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+pub(crate) use certificates::{Authority, base64};
+pub(crate) use node::Node;
+
+use crate::cluster::control_plane::ControlPlane;
+use crate::cluster::programs::Programs;
+use crate::lab::Lab;
+use crate::{process, progress};
+
+/// Conditions are awaited this long: emulated nodes are slow, and this machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(420);
+
+/// What a cluster shall be.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    /// How many nodes, 1 to 3.
+    pub(crate) nodes: u8,
+    /// Feature gates, as `Name=true`, for all programs.
+    pub(crate) feature_gates: Vec<String>,
+    /// Whether every API request is written to `audit.log`.
+    pub(crate) audit: bool,
+    /// Container images that nodes get beside the lab's own, by file name in `/opt/lab/images`.
+    pub(crate) images: Vec<String>,
+}
+
+impl Options {
+    /// A cluster of so many nodes.
+    pub(crate) fn nodes(nodes: u8) -> Options {
+        Options { nodes, feature_gates: Vec::new(), audit: false, images: Vec::new() }
+    }
+}
+
+/// A cluster. Dropped, its nodes lose their power and the control plane is killed.
+pub(crate) struct Cluster {
+    programs: Programs,
+    authority: Authority,
+    nodes: Vec<Node>,
+    _control_plane: ControlPlane,
+}
+
+/// The administrator's way in, in the run's directory.
+pub(crate) const ADMIN: &str = "admin.kubeconfig";
+
+impl Cluster {
+    /// Starts one, and returns when all nodes are Ready.
+    pub(crate) fn start(lab: &Arc<Lab>, programs: &Programs, options: &Options) -> Result<Cluster> {
+        if !(1..=3).contains(&options.nodes) {
+            bail!("a cluster has 1 to 3 nodes, not {}", options.nodes);
+        }
+        let step = progress::step(format!(
+            "starting Kubernetes {} with {} node(s)",
+            programs.version, options.nodes
+        ));
+        let authority = Authority::new("lab")?;
+        let numbers: Vec<u8> = (0..options.nodes).collect();
+        let (control_plane, guests) = std::thread::scope(|scope| {
+            let boots: Vec<_> = numbers
+                .iter()
+                .map(|number| scope.spawn(|| node::boot(lab, programs, options, *number)))
+                .collect();
+            let control_plane = ControlPlane::start(lab, programs, options, &authority)?;
+            let guests =
+                boots.into_iter().map(|boot| boot.join().map_err(|_| anyhow::anyhow!("a boot panicked"))?);
+            Ok::<_, anyhow::Error>((control_plane, guests.collect::<Result<Vec<_>>>()?))
+        })?;
+        step.note("nodes have booted");
+        let address = control_plane.address;
+        let nodes = std::thread::scope(|scope| {
+            let (authority, all) = (&authority, &guests);
+            let joins: Vec<_> = numbers
+                .iter()
+                .map(|number| scope.spawn(move || Node::join(lab, authority, address, all, *number, options)))
+                .collect();
+            let nodes =
+                joins.into_iter().map(|join| join.join().map_err(|_| anyhow::anyhow!("a node panicked"))?);
+            nodes.collect::<Result<Vec<_>>>()
+        })?;
+        let cluster = Cluster { programs: programs.clone(), authority, nodes, _control_plane: control_plane };
+        step.note("waiting for nodes to be Ready");
+        cluster.await_nodes().inspect_err(|_| cluster.collect_logs())?;
+        step.done();
+        Ok(cluster)
+    }
+
+    /// Its nodes.
+    pub(crate) fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Who signs its certificates.
+    pub(crate) fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// Runs kubectl and returns what it printed.
+    pub(crate) fn kubectl<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Result<String> {
+        process::run(kubectl(&self.programs).args(arguments))
+    }
+
+    /// What kubectl's `-o json` shows.
+    pub(crate) fn get<S: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Result<serde_json::Value> {
+        let text = process::run(kubectl(&self.programs).arg("get").args(arguments).args(["-o", "json"]))?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// Applies manifests.
+    pub(crate) fn apply(&self, yaml: &str) -> Result<()> {
+        let mut kubectl = kubectl(&self.programs);
+        kubectl.args(["apply", "--server-side", "--force-conflicts", "-f", "-"]);
+        process::run_with_input(&mut kubectl, yaml.as_bytes())?;
+        Ok(())
+    }
+
+    /// Waits until `condition` holds. It may fail meanwhile; the last failure is told if it never holds.
+    pub(crate) fn wait_for(&self, what: &str, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut last = None;
+        loop {
+            match condition() {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => last = Some(error),
+            }
+            if Instant::now() > deadline {
+                return Err(last.unwrap_or_else(|| anyhow::anyhow!("it never failed, and never held")))
+                    .with_context(|| format!("waited in vain for {what}"));
+            }
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    }
+
+    fn await_nodes(&self) -> Result<()> {
+        self.wait_for("all nodes to be Ready", || {
+            let path = "jsonpath={.items[*].status.conditions[?(@.type==\"Ready\")].status}";
+            let ready = self.kubectl(["get", "nodes", "-o", path])?;
+            Ok(ready.split_whitespace().filter(|status| *status == "True").count() == self.nodes.len())
+        })?;
+        // Made by the controller manager a moment after the namespace; without it no pod can be.
+        self.wait_for("the default service account", || Ok(self.get(["serviceaccount", "default"]).is_ok()))
+    }
+
+    /// Brings the logs of all nodes into the run's directory.
+    pub(crate) fn collect_logs(&self) {
+        for node in &self.nodes {
+            node.collect_logs();
+        }
+    }
+}
+
+/// kubectl as the administrator, from within the lab.
+pub(crate) fn kubectl(programs: &Programs) -> Command {
+    let mut kubectl = Command::new(programs.kubernetes.join("kubectl"));
+    kubectl.env("KUBECONFIG", ADMIN).env("HOME", PathBuf::from("."));
+    kubectl
+}

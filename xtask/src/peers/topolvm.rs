@@ -1,0 +1,209 @@
+//! TopoLVM 0.41.0 with its sidecars, as pods, as its chart 17.1.0 runs it.
+//!
+//! What is not as in the chart: one controller, whose socket is seen on its node, as in TopoLVM's own end-to-end
+//! tests; no pod webhook, which would need certificates; no liveness probes, whose time-outs an emulated node does not
+//! keep; the newest sidecars that are to be had as Go modules, and a registrar of the lab's own; an image with
+//! TopoLVM's programs alone, which uses the node's for filesystems.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use lab_protocol::disk::{Disk, GIB};
+
+use super::snapshots::SNAPSHOTTER;
+use super::{await_deployment, define};
+use crate::cache::Cache;
+use crate::cluster::images::Image;
+use crate::cluster::{Cluster, Node};
+use crate::guest::Guest;
+use crate::packages::go::{self, Module};
+use crate::progress;
+
+const TOPOLVM: Module = Module {
+    folder: "topolvm",
+    commands: &["github.com/topolvm/topolvm/cmd/hypertopolvm"],
+    set: &["github.com/topolvm/topolvm.Version=@"],
+};
+
+const PROVISIONER: Module = Module {
+    folder: "provisioner",
+    commands: &["github.com/kubernetes-csi/external-provisioner/v5/cmd/csi-provisioner"],
+    set: &["main.version=@"],
+};
+
+const RESIZER: Module = Module {
+    folder: "resizer",
+    commands: &["github.com/kubernetes-csi/external-resizer/cmd/csi-resizer"],
+    set: &["main.version=@"],
+};
+
+const REGISTRAR: Module = Module { folder: "registrar", commands: &["."], set: &[] };
+
+/// The driver's name.
+pub(crate) const DRIVER: &str = "topolvm.io";
+
+/// Where its pods are.
+pub(crate) const NAMESPACE: &str = "topolvm-system";
+
+/// The StorageClass on plain logical volumes, with ext4.
+pub(crate) const THICK: &str = "topolvm-thick";
+
+/// The StorageClass on thin ones, with xfs, and the VolumeSnapshotClass.
+pub(crate) const THIN: &str = "topolvm-thin";
+
+/// The socket of its controller service, on [`controller_node`].
+pub(crate) const CONTROLLER_SOCKET: &str = "/var/lib/kubelet/plugins/topolvm.io/controller/csi-topolvm.sock";
+
+/// The directory of its node service, on every node, seen alike inside the pod.
+pub(crate) const NODE_DIRECTORY: &str = "/var/lib/kubelet/plugins/topolvm.io/node";
+
+/// The node that has the controller, and larger disks than the others: a volume that nobody wants on a certain node
+/// goes where most is free, and csi-sanity, which asks for such, looks for it beside the controller.
+pub(crate) fn controller_node(cluster: &Cluster) -> Result<&Node> {
+    cluster.nodes().first().context("a cluster without nodes")
+}
+
+/// The images that [`install`] needs on the nodes.
+pub(crate) fn images(cache: &Cache) -> Result<Vec<Image>> {
+    let mut image = Image::new("lab.lvms.io/topolvm-with-sidecar:0.41.0")
+        .file("/hypertopolvm", &TOPOLVM.programs(cache)?.join("hypertopolvm"))
+        .file("/csi-provisioner", &PROVISIONER.programs(cache)?.join("csi-provisioner"))
+        .file("/csi-resizer", &RESIZER.programs(cache)?.join("csi-resizer"))
+        .file("/csi-snapshotter", &SNAPSHOTTER.programs(cache)?.join("csi-snapshotter"))
+        .file("/csi-node-driver-registrar", &REGISTRAR.programs(cache)?.join("registrar"))
+        .directory("/usr");
+    for name in ["lvmd", "topolvm-node", "topolvm-controller"] {
+        image = image.link(&format!("/{name}"), "hypertopolvm");
+    }
+    for name in ["bin", "sbin", "lib", "lib64"] {
+        image = image.link(&format!("/{name}"), &format!("usr/{name}"));
+    }
+    Ok(vec![image.entrypoint(&["/hypertopolvm"])])
+}
+
+/// Plugs disks into all nodes, makes volume groups of them, and runs TopoLVM on these. Snapshots are there before.
+pub(crate) fn install(cache: &Cache, cluster: &Cluster) -> Result<()> {
+    let step = progress::step("installing TopoLVM");
+    let first = controller_node(cluster)?;
+    for node in cluster.nodes() {
+        make_volume_groups(cluster, &node.guest, if node.name == first.name { 16 * GIB } else { 8 * GIB })
+            .with_context(|| format!("volume groups on {}", node.name))?;
+    }
+    let source = go::source_of(cache, TOPOLVM.folder, "github.com/topolvm/topolvm")?;
+    define(cluster, &source.join("config/crd/bases"), DRIVER, &["logicalvolumes"])?;
+    cluster.apply(include_str!("topolvm/access.yaml"))?;
+    cluster.apply(include_str!("topolvm/driver.yaml"))?;
+    // One after the other: the node service ends if lvmd does not listen, and the provisioner asks for the capacity,
+    // which the node service tells, once a minute.
+    step.note("lvmd");
+    cluster.apply(include_str!("topolvm/lvmd.yaml"))?;
+    for node in cluster.nodes() {
+        cluster.wait_for(&format!("lvmd to listen on {}", node.name), || {
+            node.guest.command(["test", "-S", "/run/topolvm/lvmd.sock"]).run()?;
+            Ok(true)
+        })?;
+    }
+    step.note("node service");
+    cluster.apply(include_str!("topolvm/node.yaml"))?;
+    for node in cluster.nodes() {
+        cluster.wait_for(&format!("TopoLVM on {}", node.name), || tells_its_capacity(cluster, &node.name))?;
+    }
+    step.note("controller");
+    cluster.apply(&include_str!("topolvm/controller.yaml").replace("@NODE@", &first.name))?;
+    await_deployment(cluster, NAMESPACE, "topolvm-controller")?;
+    cluster.wait_for("the capacity of all nodes to be published", || is_published(cluster))?;
+    step.done();
+    Ok(())
+}
+
+fn make_volume_groups(cluster: &Cluster, guest: &Guest, size: u64) -> Result<()> {
+    let plug = |serial: &str| {
+        let serial = guest.plug_new(Disk::new(size).serial(serial))?;
+        Ok::<_, anyhow::Error>(format!("/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_{serial}"))
+    };
+    let (thick, thin) = (plug("topolvm-thick")?, plug("topolvm-thin")?);
+    for disk in [&thick, &thin] {
+        cluster.wait_for(&format!("udev to find {disk}"), || {
+            guest.command(["test", "-b", disk]).run()?;
+            Ok(true)
+        })?;
+    }
+    let script = format!(
+        "udevadm settle
+         vgcreate thick-vg {thick}
+         vgcreate thin-vg {thin}
+         lvcreate --type thin-pool --extents 80%FREE --name pool thin-vg"
+    );
+    guest.script(&script).run()?;
+    Ok(())
+}
+
+/// Whether the kubelet has the driver and the node service has said how much is free.
+fn tells_its_capacity(cluster: &Cluster, node: &str) -> Result<bool> {
+    let drivers = cluster.get(["csinode", node])?;
+    let drivers = drivers["spec"]["drivers"].as_array().map_or(&[][..], Vec::as_slice);
+    let told = cluster.get(["node", node])?;
+    let told = |class: &str| !told["metadata"]["annotations"][format!("capacity.{DRIVER}/{class}")].is_null();
+    Ok(drivers.iter().any(|driver| driver["name"] == DRIVER) && told("thick") && told("thin"))
+}
+
+/// Whether the scheduler can know how much of each class is free on each node.
+fn is_published(cluster: &Cluster) -> Result<bool> {
+    let capacities = cluster.get(["--namespace", NAMESPACE, "csistoragecapacities"])?;
+    let capacities = capacities["items"].as_array().context("no list of capacities")?;
+    let published = |class: &str| {
+        let some = |capacity: &&serde_json::Value| {
+            capacity["storageClassName"] == class
+                && !capacity["capacity"].is_null()
+                && capacity["capacity"] != "0"
+        };
+        capacities.iter().filter(some).count()
+    };
+    Ok([THICK, THIN].iter().all(|class| published(class) == cluster.nodes().len()))
+}
+
+/// What a node's two volume groups hold, in bytes, for a comparison of before and after: what is free in each, how
+/// large each logical volume is, and how much data is in the thin pool.
+pub(crate) fn space(guest: &Guest) -> Result<BTreeMap<String, u64>> {
+    // The pool's `data_percent` is rounded; device-mapper counts its chunks.
+    let text = guest
+        .script(
+            r#"report='--noheadings --nosuffix --units b --separator /'
+            vgs $report -o vg_name,vg_free thick-vg thin-vg | sed 's|/| free |'
+            lvs $report -o vg_name,lv_name,lv_size thick-vg thin-vg | sed 's|/\([^/]*\)$| size \1|'
+            chunk=$(lvs $report -o chunk_size thin-vg/pool)
+            dmsetup status --target thin-pool | awk -v chunk="$chunk" \
+                '$1 ~ /^thin--vg-pool/ { split($7, used, "/"); printf "thin-vg/pool used %.0f\n", used[1] * chunk }'"#,
+        )
+        .run()?
+        .text();
+    let space = parse_space(&text)?;
+    ensure!(space.contains_key("thin-vg/pool used"), "device-mapper has no thin pool:\n{text}");
+    Ok(space)
+}
+
+/// Lines like `thick-vg free 8585740288`.
+fn parse_space(text: &str) -> Result<BTreeMap<String, u64>> {
+    let parse = |line: &str| {
+        let (what, bytes) =
+            line.trim().rsplit_once(' ').with_context(|| format!("{line:?} has no number"))?;
+        Ok((what.to_owned(), bytes.parse().with_context(|| line.to_owned())?))
+    };
+    text.lines().map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn space_is_read_line_by_line() {
+        let space =
+            parse_space("thick-vg free 8585740288\n  thin-vg/pool size 6866075648\nthin-vg/pool used 65536")
+                .unwrap();
+        assert_eq!(space["thick-vg free"], 8_585_740_288);
+        assert_eq!(space["thin-vg/pool size"], 6_866_075_648);
+        assert_eq!(space["thin-vg/pool used"], 65536);
+        assert!(parse_space("thick-vg free ?").is_err());
+    }
+}

@@ -1,0 +1,166 @@
+//! TopoLVM, the peer: what it can do, shown in the same lab in which lvms has to do the same.
+//!
+//! Each test has its own namespace and ends when all that it took is free again, to the byte.
+
+mod sanity;
+mod stage;
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use lab_protocol::disk::GIB;
+
+use super::cluster::{self, Case};
+use super::{Results, Suite};
+use crate::cache::Cache;
+use crate::cluster::programs::Programs;
+use crate::cluster::{Cluster, Options};
+use crate::lab::Lab;
+use crate::peers;
+use crate::peers::topolvm::{THICK, THIN};
+use stage::{on_a_stage, returning_all_space};
+
+const CASES: &[Case] = &[
+    ("one_node_is_ready_and_its_pod_reaches_a_service", cluster::a_pod_on_each_node_reaches_a_service),
+    (
+        "a_thick_volume_keeps_its_data_when_its_pod_is_made_again",
+        a_thick_volume_keeps_its_data_when_its_pod_is_made_again,
+    ),
+    ("a_mounted_thick_volume_grows", a_mounted_thick_volume_grows),
+    ("a_mounted_thin_volume_grows", a_mounted_thin_volume_grows),
+    (
+        "a_snapshot_is_restored_as_it_was_though_its_origin_changed",
+        a_snapshot_is_restored_as_it_was_though_its_origin_changed,
+    ),
+    ("csi_sanity_passes_on_thick_volumes", csi_sanity_passes_on_thick_volumes),
+    ("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes),
+];
+
+/// Their names.
+pub(crate) fn list() -> Vec<String> {
+    CASES.iter().map(|(name, _)| (*name).to_owned()).collect()
+}
+
+/// Installs TopoLVM in a cluster with one node if there is a test to run, and runs them.
+pub(crate) fn run(lab: &Arc<Lab>, cache: &Cache, programs: &Programs, filter: &str, results: &mut Results) {
+    let options = Options { images: peers::IMAGES.map(str::to_owned).to_vec(), ..Options::nodes(1) };
+    cluster::run_cases(lab, programs, &options, Suite::Topolvm, CASES, filter, results, |cluster| {
+        peers::snapshots::install(cache, cluster)?;
+        peers::topolvm::install(cache, cluster)
+    });
+}
+
+/// Fills a file with new random bytes and prints their checksum.
+const WRITE: &str = "dd if=/dev/urandom of=/data/bytes bs=1M count=8 && sync && sha256sum /data/bytes";
+const READ: &str = "sha256sum /data/bytes";
+
+fn a_thick_volume_keeps_its_data_when_its_pod_is_made_again(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, "topolvm-keeps-data", |stage| {
+        stage.claim("data", THICK, "1Gi")?;
+        stage.start_pod("writer", "data", None)?;
+        let claim = stage.get("pvc", "data")?;
+        ensure!(claim["status"]["phase"] == "Bound", "the claim is {}", claim["status"]["phase"]);
+        ensure!(
+            claim["status"]["capacity"]["storage"] == "1Gi",
+            "the claim has {}",
+            claim["status"]["capacity"]
+        );
+        let taken = stage.taken(&format!("{} thick-vg free", stage.node_of("writer")?))?;
+        ensure!(taken == GIB, "a volume of 1 GiB takes {taken} bytes");
+        let written = stage.run_in("writer", WRITE)?;
+        stage.remove_pod("writer")?;
+        stage.start_pod("reader", "data", None)?;
+        let read = stage.run_in("reader", READ)?;
+        ensure!(read == written, "written was {written}, read is {read}");
+        Ok(())
+    })
+}
+
+fn a_mounted_thick_volume_grows(cluster: &Cluster) -> Result<()> {
+    grows_while_mounted(cluster, "topolvm-thick-grows", THICK)
+}
+
+fn a_mounted_thin_volume_grows(cluster: &Cluster) -> Result<()> {
+    grows_while_mounted(cluster, "topolvm-thin-grows", THIN)
+}
+
+fn grows_while_mounted(cluster: &Cluster, namespace: &str, class: &str) -> Result<()> {
+    on_a_stage(cluster, namespace, |stage| {
+        stage.claim("data", class, "1Gi")?;
+        stage.start_pod("user", "data", None)?;
+        let written = stage.run_in("user", WRITE)?;
+        let size = || filesystem_size(&stage.run_in("user", "df -P -k /data")?);
+        let before = size()?;
+        ensure!((GIB / 2..=GIB).contains(&before), "a filesystem of {before} bytes in a volume of 1 GiB");
+        stage.grow("data", "2Gi")?;
+        cluster.wait_for("the claim to have 2 GiB", || {
+            Ok(stage.get("pvc", "data")?["status"]["capacity"]["storage"] == "2Gi")
+        })?;
+        let after = size()?;
+        ensure!(
+            (before + GIB / 2..=2 * GIB).contains(&after),
+            "a filesystem of {after} bytes in a volume of 2 GiB"
+        );
+        ensure!(stage.run_in("user", READ)? == written, "the file has changed");
+        Ok(())
+    })
+}
+
+/// The second line of `df -P -k` has it in its second column.
+fn filesystem_size(df: &str) -> Result<u64> {
+    let size = df
+        .lines()
+        .nth(1)
+        .and_then(|line| line.split_whitespace().nth(1))
+        .and_then(|size| size.parse::<u64>().ok());
+    Ok(size.with_context(|| format!("df printed {df}"))? * 1024)
+}
+
+fn a_snapshot_is_restored_as_it_was_though_its_origin_changed(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, "topolvm-snapshot", |stage| {
+        stage.claim("origin", THIN, "1Gi")?;
+        stage.start_pod("origin", "origin", None)?;
+        let then = stage.run_in("origin", WRITE)?;
+        stage.snapshot("moment", "origin", THIN)?;
+        cluster.wait_for("the snapshot to be ready", || {
+            Ok(stage.get("volumesnapshot", "moment")?["status"]["readyToUse"] == true)
+        })?;
+        let now = stage.run_in("origin", WRITE)?;
+        ensure!(now != then, "the origin was not overwritten");
+        stage.restore("restored", "moment", THIN, "1Gi")?;
+        // A snapshot lies where its origin lies, and TopoLVM refuses to restore it elsewhere.
+        stage.start_pod("restored", "restored", Some(&stage.node_of("origin")?))?;
+        let restored = stage.run_in("restored", READ)?;
+        ensure!(restored == then, "at the snapshot's time there was {then}, restored is {restored}");
+        ensure!(stage.run_in("origin", READ)? == now, "the restore has changed the origin");
+        Ok(())
+    })
+}
+
+/// TopoLVM says that it can make snapshots and clones, but of thin volumes only; its own suite skips these too.
+const NOT_OF_THICK_VOLUMES: [&str; 4] =
+    ["CreateVolume.*source snapshot", "CreateVolume.*source volume", "CreateSnapshot", "DeleteSnapshot"];
+
+fn csi_sanity_passes_on_thick_volumes(cluster: &Cluster) -> Result<()> {
+    returning_all_space(cluster, "csi-sanity-thick", || {
+        sanity::run(cluster, "thick", None, &NOT_OF_THICK_VOLUMES)
+    })
+}
+
+fn csi_sanity_passes_on_thin_volumes(cluster: &Cluster) -> Result<()> {
+    let parameters = "csi.storage.k8s.io/fstype: xfs\ntopolvm.io/device-class: thin\n";
+    returning_all_space(cluster, "csi-sanity-thin", || sanity::run(cluster, "thin", Some(parameters), &[]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_filesystem_is_in_the_second_column_of_the_second_line() {
+        let df = "Filesystem           1024-blocks    Used Available Capacity Mounted on\n\
+                  /dev/mapper/x            996780      24    928964   0% /data\n";
+        assert_eq!(filesystem_size(df).unwrap(), 996_780 * 1024);
+        assert!(filesystem_size("df: /data: can't find mount point").is_err());
+    }
+}

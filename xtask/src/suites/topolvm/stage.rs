@@ -1,0 +1,201 @@
+//! A namespace for one test, with claims, pods and snapshots; when it is gone, all space it took must be free again.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::cluster::Cluster;
+use crate::peers::topolvm::{self, NAMESPACE};
+
+/// What a test acts on.
+pub(super) struct Stage<'a> {
+    cluster: &'a Cluster,
+    namespace: &'a str,
+    /// What was free before the test, by node and volume group.
+    before: BTreeMap<String, u64>,
+}
+
+/// Lets a test act in a namespace of its own, which is removed in any case.
+pub(super) fn on_a_stage(
+    cluster: &Cluster,
+    namespace: &str,
+    act: impl FnOnce(&Stage<'_>) -> Result<()>,
+) -> Result<()> {
+    let stage = Stage { cluster, namespace, before: space(cluster)? };
+    cluster.kubectl(["create", "namespace", namespace])?;
+    let acted = stage.await_account().and_then(|()| act(&stage)).inspect_err(|_| stage.collect_logs());
+    let cleared = stage.clear();
+    acted.and(cleared)
+}
+
+/// Lets a test act, and then waits until all space is free that was free before.
+pub(super) fn returning_all_space(
+    cluster: &Cluster,
+    test: &str,
+    act: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let before = space(cluster)?;
+    act().inspect_err(|_| collect_logs_of_topolvm(cluster, test))?;
+    await_space(cluster, &before)
+}
+
+impl Stage<'_> {
+    /// A claim on an empty volume.
+    pub(super) fn claim(&self, name: &str, class: &str, size: &str) -> Result<()> {
+        self.apply_claim(name, class, size, &Value::Null)
+    }
+
+    /// A claim on a volume with what is in a snapshot.
+    pub(super) fn restore(&self, name: &str, snapshot: &str, class: &str, size: &str) -> Result<()> {
+        let source =
+            json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": snapshot});
+        self.apply_claim(name, class, size, &source)
+    }
+
+    fn apply_claim(&self, name: &str, class: &str, size: &str, source: &Value) -> Result<()> {
+        let mut spec = json!({
+            "accessModes": ["ReadWriteOnce"], "storageClassName": class, "resources": {"requests": {"storage": size}},
+        });
+        if !source.is_null() {
+            spec["dataSource"] = source.clone();
+        }
+        self.apply("v1", "PersistentVolumeClaim", name, &spec)
+    }
+
+    /// A claim's new size.
+    pub(super) fn grow(&self, claim: &str, size: &str) -> Result<()> {
+        let patch = json!({"spec": {"resources": {"requests": {"storage": size}}}}).to_string();
+        self.kubectl(&["patch", "pvc", claim, "--patch", &patch])?;
+        Ok(())
+    }
+
+    /// A snapshot of a claim's volume, not awaited.
+    pub(super) fn snapshot(&self, name: &str, claim: &str, class: &str) -> Result<()> {
+        let spec = json!({"volumeSnapshotClassName": class, "source": {"persistentVolumeClaimName": claim}});
+        self.apply("snapshot.storage.k8s.io/v1", "VolumeSnapshot", name, &spec)
+    }
+
+    /// A pod that has a claim's volume at `/data`, running, on this node or on any.
+    pub(super) fn start_pod(&self, name: &str, claim: &str, node: Option<&str>) -> Result<()> {
+        let spec = json!({
+            "terminationGracePeriodSeconds": 1,
+            "nodeSelector": node.map_or(json!({}), |node| json!({"kubernetes.io/hostname": node})),
+            "containers": [{
+                "name": "shell", "image": "lab.lvms.io/busybox:1", "imagePullPolicy": "Never",
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            }],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+        });
+        self.apply("v1", "Pod", name, &spec)?;
+        self.cluster.wait_for(&format!("the pod {name} to run"), || {
+            Ok(self.get("pod", name)?["status"]["phase"] == "Running")
+        })
+    }
+
+    /// Deletes a pod and waits until it is gone.
+    pub(super) fn remove_pod(&self, name: &str) -> Result<()> {
+        self.kubectl(&["delete", "pod", name, "--wait=false"])?;
+        self.cluster.wait_for(&format!("the pod {name} to be gone"), || {
+            Ok(self.kubectl(&["get", "pod", name, "--ignore-not-found"])?.is_empty())
+        })
+    }
+
+    /// Runs a script in a pod and returns what it printed.
+    pub(super) fn run_in(&self, pod: &str, script: &str) -> Result<String> {
+        let printed = self.kubectl(&["exec", pod, "--", "sh", "-c", script])?;
+        Ok(printed.trim().to_owned())
+    }
+
+    /// The node that a pod is on.
+    pub(super) fn node_of(&self, pod: &str) -> Result<String> {
+        let pod = self.get("pod", pod)?;
+        Ok(pod["spec"]["nodeName"].as_str().context("the pod is on no node")?.to_owned())
+    }
+
+    /// By how much something has become less since the test began.
+    pub(super) fn taken(&self, what: &str) -> Result<u64> {
+        let (before, now) = (self.before.get(what), space(self.cluster)?.get(what).copied());
+        let (before, now) = (*before.context(what.to_owned())?, now.context(what.to_owned())?);
+        before.checked_sub(now).with_context(|| format!("{what} has grown from {before} to {now}"))
+    }
+
+    /// An object of the namespace.
+    pub(super) fn get(&self, kind: &str, name: &str) -> Result<Value> {
+        self.cluster.get(["--namespace", self.namespace, kind, name])
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        self.cluster.kubectl(["--namespace", self.namespace].iter().chain(arguments))
+    }
+
+    fn apply(&self, version: &str, kind: &str, name: &str, spec: &Value) -> Result<()> {
+        let metadata = json!({"name": name, "namespace": self.namespace});
+        let object = json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec});
+        self.cluster.apply(&object.to_string())
+    }
+
+    /// Made by the controller manager a moment after the namespace; without it no pod can be.
+    fn await_account(&self) -> Result<()> {
+        self.cluster
+            .wait_for("the namespace's service account", || Ok(self.get("serviceaccount", "default").is_ok()))
+    }
+
+    fn clear(&self) -> Result<()> {
+        let kinds = "pods,persistentvolumeclaims,volumesnapshots";
+        self.kubectl(&["delete", kinds, "--all", "--wait=false"])?;
+        self.cluster.wait_for(&format!("{kinds} of {} to be gone", self.namespace), || {
+            let left = self.kubectl(&["get", kinds, "--output=name"])?;
+            ensure!(left.is_empty(), "there are still {}", left.replace('\n', " "));
+            Ok(true)
+        })?;
+        await_space(self.cluster, &self.before)?;
+        self.kubectl(&["delete", "namespace", self.namespace, "--wait=false"])?;
+        self.cluster.wait_for(&format!("the namespace {} to be gone", self.namespace), || {
+            Ok(self.kubectl(&["get", "namespace", self.namespace, "--ignore-not-found"])?.is_empty())
+        })
+    }
+
+    fn collect_logs(&self) {
+        let state = self.kubectl(&["describe", "pods,persistentvolumeclaims,volumesnapshots"]);
+        keep(&format!("{}-state.log", self.namespace), state);
+        collect_logs_of_topolvm(self.cluster, self.namespace);
+    }
+}
+
+fn collect_logs_of_topolvm(cluster: &Cluster, test: &str) {
+    let selector = "--selector=app.kubernetes.io/name=topolvm";
+    let logs = ["--namespace", NAMESPACE, "logs", selector, "--all-containers", "--prefix", "--tail=-1"];
+    keep(&format!("{test}-topolvm.log"), cluster.kubectl(logs));
+}
+
+/// Puts what tells why a test failed into the run's directory, as far as it is to be had.
+fn keep(name: &str, text: Result<String>) {
+    let text = text.unwrap_or_else(|error| format!("{error:#}"));
+    let _ = fs::write(name, text);
+}
+
+/// The space of all nodes.
+fn space(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
+    let mut all = BTreeMap::new();
+    for node in cluster.nodes() {
+        let space = topolvm::space(&node.guest)?;
+        all.extend(space.into_iter().map(|(what, bytes)| (format!("{} {what}", node.name), bytes)));
+    }
+    Ok(all)
+}
+
+fn await_space(cluster: &Cluster, before: &BTreeMap<String, u64>) -> Result<()> {
+    cluster.wait_for("all space to be as before", || {
+        let now = space(cluster)?;
+        ensure!(now == *before, "before {}, now {}", except(before, &now), except(&now, before));
+        Ok(true)
+    })
+}
+
+/// What is in one and not in the other.
+fn except(one: &BTreeMap<String, u64>, other: &BTreeMap<String, u64>) -> String {
+    let different = one.iter().filter(|(what, bytes)| other.get(*what) != Some(bytes));
+    different.map(|(what, bytes)| format!("{what}: {bytes}")).collect::<Vec<_>>().join(", ")
+}
