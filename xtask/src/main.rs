@@ -6,8 +6,10 @@
 //! - [`cluster`]: a real Kubernetes whose nodes are guests.
 //! - [`peers`]: others' storage, to be compared with.
 //! - [`suites`]: tests, and who runs them.
+//! - [`mod@bench`] holds measurements.
 //! - [`cache`], [`progress`], [`process`], [`workspace`]: what all of them use.
 
+mod bench;
 mod cache;
 mod cluster;
 mod commands;
@@ -54,6 +56,10 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         program: Vec<String>,
     },
+    /// The main job, shown end to end.
+    Demo,
+    /// Run the benchmarks: all of them, or those named.
+    Bench(commands::bench::Options),
     /// Check licences, sources, duplicates and advisories of all dependencies.
     Deny,
     /// Show what is cached and how large it is.
@@ -78,6 +84,10 @@ fn run() -> Result<ExitCode> {
         (Command::Lab(command), Place::Outside) => commands::lab::outside(&command),
         (Command::Lab(command), Place::Inside) => commands::lab::inside(&command),
         (Command::GuestShell { address, program }, _) => guest::shell(address, program),
+        (Command::Demo, Place::Outside) => commands::demo::outside(),
+        (Command::Demo, Place::Inside) => commands::demo::inside(),
+        (Command::Bench(options), Place::Outside) => commands::bench::outside(&options),
+        (Command::Bench(options), Place::Inside) => commands::bench::inside(&options),
         (Command::Setup, _) => commands::setup::run(),
         (Command::Deny, _) => commands::deny::run(),
         (Command::Cache(options), _) => commands::cache::run(&options),

@@ -2,11 +2,13 @@
 //!
 //! - [`unit`]: cargo's own, on this machine.
 //! - [`host`]: test binaries that run in guests.
+//! - [`lab`]: the lab itself.
 //! - [`cluster`]: a Kubernetes with three nodes.
 //! - [`topolvm`]: TopoLVM in a Kubernetes with one node.
 
 pub(crate) mod cluster;
 pub(crate) mod host;
+pub(crate) mod lab;
 mod results;
 pub(crate) mod topolvm;
 pub(crate) mod unit;
@@ -20,6 +22,7 @@ pub(crate) use results::Results;
 pub(crate) enum Suite {
     Unit,
     Host,
+    Lab,
     Cluster,
     Topolvm,
 }
@@ -28,19 +31,20 @@ impl Suite {
     /// Whether it needs Kubernetes' programs.
     pub(crate) fn needs_kubernetes(self) -> bool {
         match self {
-            Suite::Unit | Suite::Host => false,
+            Suite::Unit | Suite::Host | Suite::Lab => false,
             Suite::Cluster | Suite::Topolvm => true,
         }
     }
 
     /// In the order in which they run: the quick ones first.
-    pub(crate) const ALL: [Suite; 4] = [Suite::Unit, Suite::Host, Suite::Cluster, Suite::Topolvm];
+    pub(crate) const ALL: [Suite; 5] = [Suite::Unit, Suite::Host, Suite::Lab, Suite::Cluster, Suite::Topolvm];
 
     /// What a person calls it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Suite::Unit => "unit",
             Suite::Host => "host",
+            Suite::Lab => "lab",
             Suite::Cluster => "cluster",
             Suite::Topolvm => "topolvm",
         }
@@ -66,6 +70,6 @@ mod tests {
     #[test]
     fn an_unknown_suite_is_refused_with_the_names_of_all() {
         let error = Suite::named("hots").unwrap_err().to_string();
-        assert_eq!(error, "there is no suite \"hots\": use one of unit, host, cluster, topolvm");
+        assert_eq!(error, "there is no suite \"hots\": use one of unit, host, lab, cluster, topolvm");
     }
 }

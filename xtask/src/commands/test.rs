@@ -12,7 +12,7 @@ use crate::lab::runs::Run;
 use crate::lab::{Lab, Prepared};
 use crate::packages::machine;
 use crate::peers;
-use crate::suites::{self, Results, Suite, cluster, host, topolvm, unit};
+use crate::suites::{self, Results, Suite, cluster, host, lab, topolvm, unit};
 
 /// Which tests.
 #[derive(Args)]
@@ -56,6 +56,9 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     if suites.contains(&Suite::Unit) {
         unit::run(filter, &mut results)?;
     }
+    if suites.contains(&Suite::Lab) {
+        lab::run_outside(filter, &mut results)?;
+    }
     if !in_lab.is_empty() {
         let run = Run::begin("test")?;
         let mut prepared = Prepared::make(&cache, &run.directory)?;
@@ -94,14 +97,17 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
 pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
     let filter = options.filter.as_deref().unwrap_or_default();
     let prepared = Prepared::load()?;
-    let lab = Lab::start(&prepared)?;
+    let started = Lab::start(&prepared)?;
     let mut results = Results::default();
     for suite in options.suites()? {
         match suite {
             Suite::Unit => {}
-            Suite::Host => host::run(&lab, &prepared.tests, filter, &mut results)?,
-            Suite::Cluster => cluster::run(&lab, prepared.programs()?, filter, &mut results),
-            Suite::Topolvm => topolvm::run(&lab, &Cache::open()?, prepared.programs()?, filter, &mut results),
+            Suite::Host => host::run(&started, &prepared.tests, filter, &mut results)?,
+            Suite::Lab => lab::run_inside(&started, filter, &mut results),
+            Suite::Cluster => cluster::run(&started, prepared.programs()?, filter, &mut results),
+            Suite::Topolvm => {
+                topolvm::run(&started, &Cache::open()?, prepared.programs()?, filter, &mut results);
+            }
         }
     }
     results.save()?;
@@ -113,6 +119,7 @@ fn list(suites: &[Suite], filter: &str) -> Result<ExitCode> {
         let names = match suite {
             Suite::Unit => unit::list()?,
             Suite::Host => host::list()?,
+            Suite::Lab => lab::list(),
             Suite::Cluster => cluster::list(),
             Suite::Topolvm => topolvm::list(),
         };

@@ -299,11 +299,6 @@ impl Guest {
     pub(crate) fn get(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         Ok(self.command(["cat", "--", &path.as_ref().to_string_lossy()]).run()?.stdout)
     }
-
-    /// What its console shows since its last boot.
-    pub(crate) fn console(&self) -> String {
-        lock(&self.power).console.text()
-    }
 }
 
 impl Drop for Guest {

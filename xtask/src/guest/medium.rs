@@ -51,11 +51,6 @@ impl Medium {
         Ok(Medium { disk, path, socket, server })
     }
 
-    /// The bytes, for a look from outside. Flush before.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// From now on this is wrong with the disk, for this guest.
     pub(crate) fn set_fault(&self, guest: &str, fault: Fault) -> Result<()> {
         let Some(server) = &self.server else {

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// Tells the inside where its run's directory is.
-const VARIABLE: &str = "LVMS_LAB_RUN";
+pub(crate) const VARIABLE: &str = "LVMS_LAB_RUN";
 
 /// The file in a run's directory with the number of the process whose child is the lab's first.
 const SUPERVISOR: &str = "supervisor";
@@ -64,9 +64,4 @@ pub(crate) fn first_process(run: &Path) -> Result<u32> {
     let supervisor = fs::read_to_string(run.join(SUPERVISOR))?;
     let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"))?;
     children.trim().parse().context("the lab is about to end")
-}
-
-/// For a command that shall not be inside, though its caller is.
-pub(crate) fn forget(command: &mut Command) -> &mut Command {
-    command.env_remove(VARIABLE)
 }

@@ -4,9 +4,10 @@
 //! next command removes it.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
@@ -21,14 +22,22 @@ fn home() -> PathBuf {
 }
 
 impl Run {
-    /// A new directory for a run of this name. Labs of equal names do not meet: the process number is in it too.
+    /// A new directory for a run of this name. Labs of equal names do not meet: they get a number too.
     pub(crate) fn begin(name: &str) -> Result<Run> {
-        sweep()?;
-        let directory = home().join(format!("{name}-{}", std::process::id()));
-        fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-        let lock = File::create(directory.join("lock"))?;
-        lock.lock()?;
-        Ok(Run { directory, _lock: lock })
+        let _alone = sweep()?;
+        for number in 1.. {
+            let directory = home().join(format!("{name}-{number}"));
+            match fs::create_dir(&directory) {
+                Ok(()) => {
+                    let lock = File::create(directory.join("lock"))?;
+                    lock.lock()?;
+                    return Ok(Run { directory, _lock: lock });
+                }
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error).with_context(|| directory.display().to_string()),
+            }
+        }
+        bail!("there are too many labs")
     }
 
     /// Keeps what tells about a failure, under a name that the next such run takes over. Returns where it is.
@@ -51,6 +60,7 @@ impl Drop for Run {
 
 /// Directories of runs that are alive, newest last.
 pub(crate) fn alive() -> Result<Vec<PathBuf>> {
+    let _alone = sweep()?;
     let mut alive = Vec::new();
     for (directory, lock) in all()? {
         if lock.try_lock_shared().is_err() {
@@ -61,14 +71,17 @@ pub(crate) fn alive() -> Result<Vec<PathBuf>> {
     Ok(alive)
 }
 
-/// Removes what killed runs left behind.
-pub(crate) fn sweep() -> Result<()> {
+/// Removes what killed runs left behind. What is returned keeps others from doing the same.
+pub(crate) fn sweep() -> Result<File> {
+    fs::create_dir_all(home()).with_context(|| home().display().to_string())?;
+    let alone = File::create(home().join("lock"))?;
+    alone.lock()?;
     for (directory, lock) in all()? {
         if lock.try_lock().is_ok() {
             fs::remove_dir_all(&directory).with_context(|| directory.display().to_string())?;
         }
     }
-    Ok(())
+    Ok(alone)
 }
 
 fn all() -> Result<Vec<(PathBuf, File)>> {

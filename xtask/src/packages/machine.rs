@@ -25,6 +25,11 @@ const TOOLS: [Tool; 6] = [
 /// The oldest Go that builds what the lab needs.
 const GO: (u32, u32) = (1, 25);
 
+/// The programs that the lab runs here.
+pub(crate) fn programs() -> impl Iterator<Item = &'static str> {
+    TOOLS.iter().map(|tool| tool.program)
+}
+
 /// Checks that this machine can carry the lab, and installs what is missing where that is possible.
 pub(crate) fn prepare() -> Result<()> {
     if std::env::consts::ARCH != "x86_64" {

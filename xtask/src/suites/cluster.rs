@@ -23,41 +23,46 @@ pub(crate) fn list() -> Vec<String> {
     CASES.iter().map(|(name, _)| (*name).to_owned()).collect()
 }
 
-/// Starts a cluster if there is a test to run, and runs them.
+/// Runs them.
 pub(crate) fn run(lab: &Arc<Lab>, programs: &Programs, filter: &str, results: &mut Results) {
-    run_cases(lab, programs, &Options::nodes(3), Suite::Cluster, &CASES, filter, results, |_| Ok(()));
+    let suite = InOneCluster { suite: Suite::Cluster, options: Options::nodes(3), cases: &CASES };
+    suite.run(lab, programs, filter, results, |_| Ok(()));
 }
 
-/// Runs the tests of a suite one after the other in one cluster.
-pub(super) fn run_cases(
-    lab: &Arc<Lab>,
-    programs: &Programs,
-    options: &Options,
-    suite: Suite,
-    cases: &[Case],
-    filter: &str,
-    results: &mut Results,
-    prepare: impl FnOnce(&Cluster) -> Result<()>,
-) {
-    let cases: Vec<&Case> = cases.iter().filter(|(name, _)| matches(name, filter)).collect();
-    if cases.is_empty() {
-        return;
-    }
-    let cluster = match Cluster::start(lab, programs, options) {
-        Ok(cluster) => cluster,
-        Err(error) => {
-            results.add_failure(suite.name(), "the cluster starts", &format!("{error:#}"));
+/// Tests that share a cluster, one after the other.
+pub(super) struct InOneCluster {
+    pub(super) suite: Suite,
+    pub(super) options: Options,
+    pub(super) cases: &'static [Case],
+}
+
+impl InOneCluster {
+    /// Starts and prepares the cluster if there is a test to run, and runs them.
+    pub(super) fn run(
+        &self,
+        lab: &Arc<Lab>,
+        programs: &Programs,
+        filter: &str,
+        results: &mut Results,
+        prepare: impl FnOnce(&Cluster) -> Result<()>,
+    ) {
+        let cases: Vec<&Case> = self.cases.iter().filter(|(name, _)| matches(name, filter)).collect();
+        if cases.is_empty() {
             return;
         }
-    };
-    if let Err(error) = prepare(&cluster) {
-        cluster.collect_logs();
-        results.add_failure(suite.name(), "the cluster is prepared", &format!("{error:#}"));
-        return;
-    }
-    for (name, body) in cases {
-        if !results.run(suite.name(), name, || body(&cluster)) {
+        let suite = self.suite.name();
+        let cluster = match Cluster::start(lab, programs, &self.options) {
+            Ok(cluster) => cluster,
+            Err(error) => return results.add_failure(suite, "the cluster starts", &format!("{error:#}")),
+        };
+        if let Err(error) = prepare(&cluster) {
             cluster.collect_logs();
+            return results.add_failure(suite, "the cluster is prepared", &format!("{error:#}"));
+        }
+        for (name, body) in cases {
+            if !results.run(suite, name, || body(&cluster)) {
+                cluster.collect_logs();
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::GIB;
 
-use super::cluster::{self, Case};
+use super::cluster::{self, Case, InOneCluster};
 use super::{Results, Suite};
 use crate::cache::Cache;
 use crate::cluster::programs::Programs;
@@ -44,7 +44,8 @@ pub(crate) fn list() -> Vec<String> {
 /// Installs TopoLVM in a cluster with one node if there is a test to run, and runs them.
 pub(crate) fn run(lab: &Arc<Lab>, cache: &Cache, programs: &Programs, filter: &str, results: &mut Results) {
     let options = Options { images: peers::IMAGES.map(str::to_owned).to_vec(), ..Options::nodes(1) };
-    cluster::run_cases(lab, programs, &options, Suite::Topolvm, CASES, filter, results, |cluster| {
+    let suite = InOneCluster { suite: Suite::Topolvm, options, cases: CASES };
+    suite.run(lab, programs, filter, results, |cluster| {
         peers::snapshots::install(cache, cluster)?;
         peers::topolvm::install(cache, cluster)
     });

@@ -1,0 +1,34 @@
+//! The lab itself: what guests can do for a test, and how labs and wrong input are dealt with.
+//!
+//! [`guests`] runs inside a lab. [`commands`] runs outside, because it starts labs of its own.
+
+mod commands;
+mod guests;
+
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use super::{Results, Suite, matches};
+use crate::lab::Lab;
+
+/// Their names.
+pub(crate) fn list() -> Vec<String> {
+    let inside = guests::CASES.iter().map(|(name, _)| *name);
+    inside.chain(commands::CASES.iter().map(|(name, _)| *name)).map(str::to_owned).collect()
+}
+
+/// Runs those that need a lab.
+pub(crate) fn run_inside(lab: &Arc<Lab>, filter: &str, results: &mut Results) {
+    for (name, body) in guests::CASES.iter().filter(|(name, _)| matches(name, filter)) {
+        results.run(Suite::Lab.name(), name, || body(lab));
+    }
+}
+
+/// Runs those that start commands of their own.
+pub(crate) fn run_outside(filter: &str, results: &mut Results) -> Result<()> {
+    for (name, body) in commands::CASES.iter().filter(|(name, _)| matches(name, filter)) {
+        results.run(Suite::Lab.name(), name, body);
+    }
+    Ok(())
+}
