@@ -149,7 +149,8 @@ impl Cluster {
                 return Err(last.unwrap_or_else(|| anyhow::anyhow!("it never failed, and never held")))
                     .with_context(|| format!("waited in vain for {what}"));
             }
-            std::thread::sleep(Duration::from_millis(300));
+            // Each look starts kubectl, which the guests pay for.
+            std::thread::sleep(Duration::from_millis(700));
         }
     }
 

@@ -48,6 +48,7 @@ impl Prepared {
         let root = root::root(cache)?;
         let agent = workspace::build_static("lab-agent")?;
         fs::create_dir_all(run.join("share"))?;
+        fs::copy(std::env::current_exe()?, run.join("share/xtask"))?;
         let initramfs = run.join("initramfs");
         initramfs::write(&initramfs, &agent, &root.drivers)?;
         let accelerator = accelerator::choose(cache, &root, &initramfs)?;

@@ -23,6 +23,7 @@ mod suites;
 mod workspace;
 
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -49,6 +50,9 @@ enum Command {
     /// A lab to play with.
     #[command(subcommand)]
     Lab(commands::lab::Command),
+    /// What a test of the lab runs in a guest.
+    #[command(hide = true)]
+    NativeTests { scratch: PathBuf, binaries: Vec<PathBuf> },
     /// What `lab shell` runs inside the lab.
     #[command(hide = true)]
     GuestShell {
@@ -88,6 +92,7 @@ fn run() -> Result<ExitCode> {
         (Command::Demo, Place::Inside) => commands::demo::inside(),
         (Command::Bench(options), Place::Outside) => commands::bench::outside(&options),
         (Command::Bench(options), Place::Inside) => commands::bench::inside(&options),
+        (Command::NativeTests { scratch, binaries }, _) => commands::test::native(&binaries, &scratch),
         (Command::Setup, _) => commands::setup::run(),
         (Command::Deny, _) => commands::deny::run(),
         (Command::Cache(options), _) => commands::cache::run(&options),

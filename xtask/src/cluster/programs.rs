@@ -93,8 +93,13 @@ pub(crate) struct Programs {
 /// A file for the nodes: its path under `/opt/lab`, and where it is here.
 pub(crate) type NodeFile = (String, PathBuf);
 
+/// Builds what is not in the cache: Kubernetes' programs and etcd's.
+pub(crate) fn build(cache: &Cache, version: Version) -> Result<(PathBuf, PathBuf)> {
+    Ok((version.module().programs(cache)?, ETCD.programs(cache)?))
+}
+
 impl Programs {
-    /// Builds what is not in the cache. `more` are files for the nodes beside Kubernetes' own.
+    /// Makes the nodes' image. `more` are files for the nodes beside Kubernetes' own.
     pub(crate) fn make(
         cache: &Cache,
         root: &Root,
@@ -102,8 +107,7 @@ impl Programs {
         run: &Path,
         more: &[NodeFile],
     ) -> Result<Programs> {
-        let kubernetes = version.module().programs(cache)?;
-        let etcd = ETCD.programs(cache)?;
+        let (kubernetes, etcd) = build(cache, version)?;
         let pod = workspace::build_static("lab-pod")?;
         let step = progress::step("making the nodes' image");
         let tree = run.join("node-tree");

@@ -1,5 +1,6 @@
 //! `cargo xtask test`.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -50,6 +51,7 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     if options.list {
         return list(&suites, filter);
     }
+    let native = host::native::wanted()?;
     machine::prepare()?;
     let cache = Cache::open()?;
     let mut results = Results::default();
@@ -62,8 +64,17 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     if !in_lab.is_empty() {
         let run = Run::begin("test")?;
         let mut prepared = Prepared::make(&cache, &run.directory)?;
-        for binary in host::build()? {
-            prepared.share(&run.directory, &binary)?;
+        let binaries = if suites.contains(&Suite::Host) || suites.contains(&Suite::Lab) {
+            host::build()?
+        } else {
+            Vec::new()
+        };
+        for binary in &binaries {
+            prepared.share(&run.directory, binary)?;
+        }
+        if suites.contains(&Suite::Host) && native {
+            println!("tests that do not need a guest run on this machine's own kernel");
+            host::native::run(&binaries, &run.directory, filter, &mut results)?;
         }
         if in_lab.iter().any(|suite| suite.needs_kubernetes()) {
             let peers =
@@ -128,4 +139,14 @@ fn list(suites: &[Suite], filter: &str) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a test of the lab runs in a guest, whose kernel has what this machine's may lack.
+pub(crate) fn native(binaries: &[PathBuf], scratch: &Path) -> Result<ExitCode> {
+    let mut results = Results::default();
+    if host::native::wanted()? {
+        host::native::run(binaries, scratch, "", &mut results)?;
+    }
+    results.print();
+    Ok(if results.passed() && !results.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,6 +1,6 @@
 //! A guest's console: a file that QEMU appends to, watched for the agent's word that it is ready.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -15,8 +15,14 @@ pub(crate) struct Console {
 }
 
 impl Console {
-    pub(crate) fn new(path: PathBuf) -> Result<Console> {
-        fs::write(&path, "")?;
+    /// The console of a guest of this name. What an earlier guest of the name printed is kept beside it.
+    pub(crate) fn new(name: &str) -> Result<Console> {
+        let paths = (1..).map(|number| match number {
+            1 => PathBuf::from(format!("{name}.console")),
+            _ => PathBuf::from(format!("{name}-{number}.console")),
+        });
+        let path = paths.into_iter().find(|path| !path.exists()).unwrap_or_default();
+        File::create_new(&path)?;
         Ok(Console { path, start: 0 })
     }
 

@@ -80,7 +80,7 @@ impl Guest {
     /// Makes a guest with these disks and boots it.
     pub(crate) fn boot(lab: &Arc<Lab>, spec: Spec, disks: Vec<Arc<Medium>>) -> Result<Arc<Guest>> {
         let number = lab.network.new_tap()?;
-        let console = Console::new(lab.path(&format!("{}.console", spec.name)))?;
+        let console = Console::new(&spec.name)?;
         let state = if spec.state { Some(state_disk(lab, &spec.name)?) } else { None };
         let guest = Arc::new(Guest {
             address: lab.network.address(number),

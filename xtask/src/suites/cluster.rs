@@ -96,6 +96,7 @@ spec:
   template:
     metadata: {labels: {app: web}}
     spec:
+      terminationGracePeriodSeconds: 1
       containers:
       - name: web
         image: lab.lvms.io/busybox:1
@@ -143,6 +144,7 @@ fn a_webhook_served_from_a_pod_rejects_an_object(cluster: &Cluster) -> Result<()
     let authority = crate::cluster::base64(&cluster.authority().certificate);
     let labels = serde_json::json!({"app": "webhook"});
     let pod = serde_json::json!({
+        "terminationGracePeriodSeconds": 1,
         "containers": [{
             "name": "webhook", "image": "lab.lvms.io/webhook:1", "imagePullPolicy": "Never",
             "readinessProbe": {"tcpSocket": {"port": 8443}, "periodSeconds": 1},

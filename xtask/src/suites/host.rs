@@ -3,6 +3,8 @@
 //! Tests with equal surroundings share a guest, one after the other, each with fresh disks; after each the guest is
 //! tidied, and replaced if that fails. A test that cuts the power has a guest of its own, with a state disk.
 
+pub(crate) mod native;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,29 +68,42 @@ fn full_name(binary: &Path, test: &str) -> String {
     format!("{name}::{test}")
 }
 
-/// A test and the binary, by its name in the share, that has it.
+/// A test and the binary that has it.
 struct Case {
-    binary: String,
+    binary: PathBuf,
     name: String,
     test: Listed,
 }
 
+/// The tests of these binaries that are asked for.
+fn cases(binaries: &[PathBuf], filter: &str) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    for binary in binaries {
+        for test in tests_of(binary)? {
+            let name = full_name(binary, &test.name);
+            if matches(&name, filter) {
+                cases.push(Case { binary: binary.clone(), name, test });
+            }
+        }
+    }
+    Ok(cases)
+}
+
 /// Runs them in guests.
 pub(crate) fn run(lab: &Arc<Lab>, binaries: &[PathBuf], filter: &str, results: &mut Results) -> Result<()> {
+    let shared_binaries: Vec<PathBuf> = binaries.iter().map(|binary| lab.share.join(binary)).collect();
+    let elsewhere = native::wanted()?;
     let mut shared: BTreeMap<Surroundings, Vec<Case>> = BTreeMap::new();
     let mut alone = Vec::new();
-    for binary in binaries {
-        for test in tests_of(&lab.share.join(binary))? {
-            let name = full_name(binary, &test.name);
-            if !matches(&name, filter) {
-                continue;
-            }
-            let case = Case { binary: binary.to_string_lossy().into_owned(), name, test };
-            if case.test.needs.power_cut {
-                alone.push(case);
-            } else {
-                shared.entry(case.test.needs.surroundings).or_default().push(case);
-            }
+    for case in cases(&shared_binaries, filter)? {
+        let needs = &case.test.needs;
+        if elsewhere && !needs.only_a_guest_will_do() {
+            continue;
+        }
+        if needs.power_cut {
+            alone.push(case);
+        } else {
+            shared.entry(needs.surroundings).or_default().push(case);
         }
     }
     for (surroundings, cases) in shared {
@@ -145,8 +160,8 @@ fn run_case(lab: &Lab, guest: &Guest, case: &Case) -> Result<()> {
     };
     let log_file = lab.path(&format!("{}.log", case.name.replace("::", "-")));
     loop {
-        let run =
-            guest.command([&format!("/lab/{}", case.binary), "--lab-run", &serde_json::to_string(&start)?]);
+        let binary = format!("/lab/{}", case.binary.file_name().unwrap_or_default().to_string_lossy());
+        let run = guest.command([&binary, "--lab-run", &serde_json::to_string(&start)?]);
         let ran = run.limit(LIMIT).follow(|frame| match frame {
             FromGuest::Stdout(bytes) | FromGuest::Stderr(bytes) => log += &String::from_utf8_lossy(bytes),
             FromGuest::Ended(ended) => log += &format!("# ended: {ended:?}\n"),
@@ -163,6 +178,9 @@ fn run_case(lab: &Lab, guest: &Guest, case: &Case) -> Result<()> {
         }
         let ended = ran?.ended;
         if ended != Ended::Exited(0) {
+            if let Ok(kernel) = guest.command(["dmesg"]).output() {
+                fs::write(log_file.with_extension("dmesg.log"), kernel.stdout)?;
+            }
             bail!("{ended:?}, last words:\n{}", process::last_lines(&log, 15));
         }
         return Ok(());

@@ -4,17 +4,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::{Results, Suite, matches};
+use super::{Results, Suite};
 use crate::{process, progress, workspace};
 
 /// Runs them and adds each to the results.
 pub(crate) fn run(filter: &str, results: &mut Results) -> Result<()> {
     let step = progress::step("building the unit tests");
-    process::run(workspace::cargo().args(["test", "--quiet", "--workspace", "--lib", "--bins", "--no-run"]))?;
+    process::run(workspace::cargo().args(["test", "--quiet", "--workspace", "--no-run"]))?;
     step.done();
     let began = Instant::now();
     let mut cargo = workspace::cargo();
-    cargo.args(["test", "--workspace", "--lib", "--bins", "--no-fail-fast", "--", filter]);
+    cargo.args(["test", "--workspace", "--no-fail-fast", "--", filter]);
     let output = process::output(&mut cargo)?;
     let text = String::from_utf8_lossy(&output.stdout);
     let parsed = parse(&text);
@@ -37,10 +37,10 @@ pub(crate) fn run(filter: &str, results: &mut Results) -> Result<()> {
 /// Their names.
 pub(crate) fn list() -> Result<Vec<String>> {
     let mut cargo = workspace::cargo();
-    cargo.args(["test", "--quiet", "--workspace", "--lib", "--bins", "--", "--list"]);
+    cargo.args(["test", "--quiet", "--workspace", "--", "--list"]);
     let text = process::run(&mut cargo).context("the unit tests cannot be listed")?;
     let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
-    Ok(names.filter(|name| matches(name, "")).map(str::to_owned).collect())
+    Ok(names.map(str::to_owned).collect())
 }
 
 /// `test cache::tests::an_entry_is_made_once ... ok`

@@ -51,6 +51,7 @@ fn start_twin() -> Result<Twin> {
     if !lines.any(|line| line.is_ok_and(|line| line.contains("is up"))) {
         bail!("the lab did not come up: {:?}", command.wait()?);
     }
+    std::thread::spawn(move || lines.count());
     let directory =
         runs::alive()?.into_iter().find(|run| !before.contains(run)).context("its run has no directory")?;
     let first = namespace::first_process(&directory)?;
@@ -144,7 +145,7 @@ fn wrong_input() -> Result<()> {
     };
     let nothing = |_: &mut Command| {};
     refused("an unknown suite", "use one of unit, host", &run(&["test", "hots"], &nothing)?)?;
-    refused("no test", "--list", &run(&["test", "unit", "--filter", "no such test"], &nothing)?)?;
+    refused("no test", "--list", &run(&["test", "unit", "--filter", "no-such-test"], &nothing)?)?;
     refused(
         "a lab that is not up",
         "cargo xtask lab up",

@@ -12,7 +12,8 @@ use crate::lab::Lab;
 
 type Case = (&'static str, fn(&Arc<Lab>) -> Result<()>);
 
-pub(super) const CASES: [Case; 4] = [
+pub(super) const CASES: [Case; 5] = [
+    ("tests_run_on_the_machines_own_kernel_if_asked", tests_run_on_the_machines_own_kernel_if_asked),
     ("a_guest_runs_programs_and_takes_files", a_guest_runs_programs_and_takes_files),
     ("a_guest_whose_power_is_cut_is_noticed", a_guest_whose_power_is_cut_is_noticed),
     (
@@ -109,7 +110,7 @@ fn two_guests_see_each_others_writes_on_a_shared_disk(lab: &Arc<Lab>) -> Result<
 }
 
 fn sanlock_and_lvmlockd_start_on_a_shared_disk(lab: &Arc<Lab>) -> Result<()> {
-    let (a, b) = two_guests(lab, GIB)?;
+    let (a, b) = two_guests(lab, 2 * GIB)?;
     let start = |guest: &Guest, number: u32| -> Result<()> {
         let script = format!(
             "modprobe softdog
@@ -138,5 +139,21 @@ fn sanlock_and_lvmlockd_start_on_a_shared_disk(lab: &Arc<Lab>) -> Result<()> {
     a.script("lvcreate -n one -L 32M -aey shared").limit(Duration::from_secs(300)).run()?;
     let refused = b.script("lvchange -aey shared/one").limit(Duration::from_secs(300)).output()?;
     ensure!(refused.ended != Ended::Exited(0), "both have the volume for themselves");
+    Ok(())
+}
+
+/// Shown in a guest, which stands for a machine whose kernel has device-mapper.
+fn tests_run_on_the_machines_own_kernel_if_asked(lab: &Arc<Lab>) -> Result<()> {
+    let guest = Guest::boot(lab, Spec { memory_mib: 2048, state: true, ..Spec::new("guest") }, Vec::new())?;
+    let script = r#"modprobe -a dm_mod loop
+        mkdir /state/scratch; /lab/xtask native-tests /state/scratch "$(ls -d /lab/*lvm-*)" "$(ls -d /lab/*filesystems-*)"
+        losetup --list; dmsetup ls"#;
+    let ran = guest.script(script).env("LVMS_LAB", "native").limit(Duration::from_secs(600)).run()?;
+    let said = ran.text();
+    let counts: Vec<&str> = said.lines().filter(|line| line.contains(" passed, 0 failed")).collect();
+    ensure!(counts.len() == 1 && !counts[0].starts_with("0 "), "{said}");
+    ensure!(!said.contains("/dev/loop") && said.ends_with("No devices found"), "something is left: {said}");
+    let refused = guest.script("/lab/xtask native-tests /state/scratch").env("LVMS_LAB", "nativ").output()?;
+    ensure!(refused.complaint().contains("unset it for guests"), "{refused:?}");
     Ok(())
 }

@@ -1,0 +1,119 @@
+//! Tests on this machine's own kernel, for whoever asks for it with `LVMS_LAB=native`.
+//!
+//! A test gets loop devices on sparse files, and an LVM that sees nothing but these: no disk of the machine is
+//! touched. Tests that cut the power, plug, break, or want other surroundings than usual have a guest even then.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use lab_protocol::needs::{Needs, Start};
+
+use super::{Case, cases};
+use crate::process;
+use crate::suites::{Results, Suite};
+
+/// The variable, and its one value.
+const VARIABLE: &str = "LVMS_LAB";
+
+/// Whether the person asked for this kernel. It must have device-mapper then.
+pub(crate) fn wanted() -> Result<bool> {
+    let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else { return Ok(false) };
+    if value != "native" {
+        bail!(
+            "{VARIABLE} is {}: unset it for guests, or set it to `native` for this kernel",
+            value.display()
+        );
+    }
+    if !Path::new("/sys/class/misc/device-mapper").exists() && !Path::new("/dev/mapper/control").exists() {
+        bail!(
+            "{VARIABLE}=native, and this kernel has no device-mapper: `modprobe dm_mod`, or unset {VARIABLE} for guests"
+        );
+    }
+    for program in ["lvm", "losetup"] {
+        if process::find(program).is_none() {
+            bail!(
+                "{VARIABLE}=native needs {program}: install lvm2 and util-linux, or unset {VARIABLE} for guests"
+            );
+        }
+    }
+    Ok(true)
+}
+
+/// Runs what can run here. `scratch` is a directory for the disks' bytes.
+pub(crate) fn run(binaries: &[PathBuf], scratch: &Path, filter: &str, results: &mut Results) -> Result<()> {
+    for case in cases(binaries, filter)?.iter().filter(|case| !case.test.needs.only_a_guest_will_do()) {
+        results.run(Suite::Host.name(), &format!("{} (native)", case.name), || run_case(case, scratch));
+    }
+    Ok(())
+}
+
+fn run_case(case: &Case, scratch: &Path) -> Result<()> {
+    let bench = Bench::set_up(scratch, &case.test.needs)?;
+    let state = scratch.join("state");
+    let _ = fs::remove_dir_all(&state);
+    fs::create_dir_all(&state)?;
+    let start = Start {
+        name: case.test.name.clone(),
+        serials: Vec::new(),
+        paths: bench.devices.clone(),
+        boots: 0,
+        control: None,
+        state: state.display().to_string(),
+    };
+    // Mounts of the test are its own, and gone with it.
+    let mut unshare = Command::new("unshare");
+    unshare.arg("--mount").arg(&case.binary).arg("--lab-run").arg(serde_json::to_string(&start)?);
+    process::run(unshare.env("LVM_SYSTEM_DIR", &bench.lvm))?;
+    Ok(())
+}
+
+/// Loop devices and an LVM for one test.
+struct Bench {
+    devices: Vec<String>,
+    lvm: PathBuf,
+    files: Vec<PathBuf>,
+}
+
+impl Bench {
+    fn set_up(scratch: &Path, needs: &Needs) -> Result<Bench> {
+        let lvm = scratch.join("lvm");
+        fs::create_dir_all(&lvm)?;
+        let mut bench = Bench { devices: Vec::new(), lvm, files: Vec::new() };
+        for (number, disk) in needs.disks.iter().enumerate() {
+            let path = scratch.join(format!("disk-{number}.img"));
+            File::create(&path)?.set_len(disk.size)?;
+            bench.files.push(path.clone());
+            let device = process::run(Command::new("losetup").args(["--find", "--show"]).arg(&path))?;
+            bench.devices.push(device.trim().to_owned());
+        }
+        let accept: Vec<String> = bench.devices.iter().map(|device| format!("\"a|^{device}$|\"")).collect();
+        let accept = accept.iter().map(|rule| format!("{rule}, ")).collect::<String>();
+        let policy = format!(
+            "devices {{ use_devicesfile = 0 global_filter = [ {accept}\"r|.*|\" ] }}\nactivation {{ monitoring = 0 }}\n"
+        );
+        fs::write(bench.lvm.join("lvm.conf"), policy)?;
+        Ok(bench)
+    }
+
+    fn tear_down(&self) -> Result<()> {
+        process::run(Command::new("lvm").args(["vgchange", "-an"]).env("LVM_SYSTEM_DIR", &self.lvm))?;
+        for device in &self.devices {
+            process::run(Command::new("losetup").args(["--detach", device]))
+                .context("a loop device is left")?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if let Err(error) = self.tear_down() {
+            eprintln!("  {error:#}");
+        }
+        for file in &self.files {
+            let _ = fs::remove_file(file);
+        }
+    }
+}
