@@ -104,23 +104,36 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     Ok(if results.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the suites that need a lab.
+/// Runs the suites that need a lab: those of single guests beside those of clusters, because each waits a lot.
 pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
     let filter = options.filter.as_deref().unwrap_or_default();
     let prepared = Prepared::load()?;
     let started = Lab::start(&prepared)?;
-    let mut results = Results::default();
-    for suite in options.suites()? {
+    let suites = options.suites()?;
+    let run = |suite: Suite, results: &mut Results| -> Result<()> {
         match suite {
             Suite::Unit => {}
-            Suite::Host => host::run(&started, &prepared.tests, filter, &mut results)?,
-            Suite::Lab => lab::run_inside(&started, filter, &mut results),
-            Suite::Cluster => cluster::run(&started, prepared.programs()?, filter, &mut results),
-            Suite::Topolvm => {
-                topolvm::run(&started, &Cache::open()?, prepared.programs()?, filter, &mut results);
-            }
+            Suite::Host => host::run(&started, &prepared.tests, filter, results)?,
+            Suite::Lab => lab::run_inside(&started, filter, results),
+            Suite::Cluster => cluster::run(&started, prepared.programs()?, filter, results),
+            Suite::Topolvm => topolvm::run(&started, &Cache::open()?, prepared.programs()?, filter, results),
         }
-    }
+        Ok(())
+    };
+    let lane = |with_kubernetes: bool| -> Result<Results> {
+        let mut results = Results::default();
+        for suite in suites.iter().filter(|suite| suite.needs_kubernetes() == with_kubernetes) {
+            run(*suite, &mut results)?;
+        }
+        Ok(results)
+    };
+    let mut results = Results::default();
+    std::thread::scope(|scope| -> Result<()> {
+        let clusters = scope.spawn(|| lane(true));
+        results.append(lane(false)?);
+        results.append(clusters.join().map_err(|_| anyhow::anyhow!("the tests of clusters panicked"))??);
+        Ok(())
+    })?;
     results.save()?;
     Ok(ExitCode::SUCCESS)
 }
