@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command as Process, ExitCode};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -21,7 +21,7 @@ use crate::guest::{Guest, Spec};
 use crate::lab::runs::{self, Run};
 use crate::lab::{Lab, Prepared, namespace};
 use crate::packages::machine;
-use crate::{cluster, process};
+use crate::{cluster, progress};
 
 /// What to do with a lab.
 #[derive(Subcommand)]
@@ -93,6 +93,9 @@ pub(crate) struct Up {
 /// The file in the lab's directory that says that it is up, and how to reach it.
 const ADDRESS: &str = "up.json";
 
+/// The file that tells a lab to end.
+const END: &str = "down";
+
 #[derive(Serialize, Deserialize)]
 struct Address {
     kubectl: Option<PathBuf>,
@@ -152,9 +155,10 @@ pub(crate) fn inside(command: &Command) -> Result<ExitCode> {
         println!("  cargo xtask lab kubectl get pods -A");
     }
     println!("  cargo xtask lab down      (or Ctrl-C here)");
-    loop {
-        std::thread::sleep(Duration::from_secs(3600));
+    while !fs::exists(END)? {
+        std::thread::sleep(Duration::from_millis(200));
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn boot(lab: &Arc<Lab>, count: u8) -> Result<Vec<Arc<Guest>>> {
@@ -222,7 +226,16 @@ fn finish(command: &mut Process) -> Result<ExitCode> {
 }
 
 fn down(lab: &Reached) -> Result<ExitCode> {
-    process::run(Process::new("kill").args(["-KILL", &lab.first.to_string()]))?;
+    fs::write(lab.directory.join(END), "")?;
+    let step = progress::step("ending the lab");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while lab.directory.exists() {
+        if Instant::now() > deadline {
+            bail!("the lab does not end: end its `cargo xtask lab up` with Ctrl-C");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    step.done();
     println!("ended {}", lab.directory.file_name().unwrap_or_default().to_string_lossy());
     Ok(ExitCode::SUCCESS)
 }

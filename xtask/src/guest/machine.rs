@@ -196,6 +196,9 @@ impl Guest {
     pub(crate) fn plug(&self, medium: &Arc<Medium>) -> Result<()> {
         let mut power = lock(&self.power);
         let running = power.running()?;
+        if running.nodes.contains_key(&medium.disk.serial) {
+            bail!("{} has a disk {} already: serial numbers must differ", self.spec.name, medium.disk.serial);
+        }
         running.plugged += 1;
         let node = self.attach(&mut running.monitor, medium, running.plugged)?;
         running.nodes.insert(medium.disk.serial.clone(), node);

@@ -131,7 +131,7 @@ mod tests {
         archive.add("ab", 0o100_644, b"x").unwrap();
         archive.finish().unwrap();
         assert!(bytes.starts_with(b"070701000000010000"));
-        assert_eq!(&bytes[110..116], b"ab\0\0x\0");
+        assert_eq!(&bytes[110..120], b"ab\0\0\0\0x\0\0\0");
         assert_eq!(&bytes[120..126], b"070701");
         assert_eq!(bytes.len() % 4, 0);
     }

@@ -12,11 +12,15 @@ use crate::lab::Lab;
 /// A test that shares a cluster with others.
 pub(super) type Case = (&'static str, fn(&Cluster) -> Result<()>);
 
-const CASES: [Case; 3] = [
+const CASES: [Case; 4] = [
     ("three_nodes_are_ready", three_nodes_are_ready),
+    ("feature_gates_and_the_audit_log_are_as_asked", feature_gates_and_the_audit_log_are_as_asked),
     ("a_pod_on_each_node_reaches_a_service", a_pod_on_each_node_reaches_a_service),
     ("a_webhook_served_from_a_pod_rejects_an_object", a_webhook_served_from_a_pod_rejects_an_object),
 ];
+
+/// A feature gate that every program of every version in the lab knows and has on by itself.
+const GATE: &str = "ContextualLogging";
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
@@ -25,7 +29,8 @@ pub(crate) fn list() -> Vec<String> {
 
 /// Runs them.
 pub(crate) fn run(lab: &Arc<Lab>, programs: &Programs, filter: &str, results: &mut Results) {
-    let suite = InOneCluster { suite: Suite::Cluster, options: Options::nodes(3), cases: &CASES };
+    let options = Options { feature_gates: vec![format!("{GATE}=false")], audit: true, ..Options::nodes(3) };
+    let suite = InOneCluster { suite: Suite::Cluster, options, cases: &CASES };
     suite.run(lab, programs, filter, results, |_| Ok(()));
 }
 
@@ -83,6 +88,33 @@ fn three_nodes_are_ready(cluster: &Cluster) -> Result<()> {
         cluster.kubectl(["auth", "can-i", "get", "nodes/node-0"].iter().chain(&kubelet))?.trim() == "yes"
     );
     ensure!(cluster.kubectl(["auth", "can-i", "list", "secrets"].iter().chain(&kubelet)).is_err());
+    Ok(())
+}
+
+fn feature_gates_and_the_audit_log_are_as_asked(cluster: &Cluster) -> Result<()> {
+    let metrics = cluster.kubectl(["get", "--raw", "/metrics"])?;
+    let gate = format!("kubernetes_feature_enabled{{name=\"{GATE}\",");
+    let line = metrics
+        .lines()
+        .find(|line| line.starts_with(&gate))
+        .context("the API server does not know the gate")?;
+    ensure!(line.ends_with(" 0"), "{line}");
+    let kubelet = cluster.kubectl(["get", "--raw", "/api/v1/nodes/node-2/proxy/configz"])?;
+    let kubelet: serde_json::Value = serde_json::from_str(&kubelet)?;
+    ensure!(
+        kubelet["kubeletconfig"]["featureGates"][GATE] == false,
+        "the kubelet has {}",
+        kubelet["kubeletconfig"]["featureGates"]
+    );
+    cluster.kubectl(["create", "configmap", "audited"])?;
+    cluster.wait_for("the request to be in the audit log", || {
+        let log = std::fs::read_to_string("audit.log")?;
+        let writes = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let mut writes = writes
+            .filter(|event| event["verb"] == "create" && event["objectRef"]["resource"] == "configmaps");
+        Ok(writes.any(|event| event["objectRef"]["name"] == "audited"))
+    })?;
+    cluster.kubectl(["delete", "configmap", "audited"])?;
     Ok(())
 }
 

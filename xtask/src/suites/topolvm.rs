@@ -32,8 +32,7 @@ const CASES: &[Case] = &[
         "a_snapshot_is_restored_as_it_was_though_its_origin_changed",
         a_snapshot_is_restored_as_it_was_though_its_origin_changed,
     ),
-    ("csi_sanity_passes_on_thick_volumes", csi_sanity_passes_on_thick_volumes),
-    ("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes),
+    ("csi_sanity_passes_on_thick_and_on_thin_volumes", csi_sanity_passes_on_thick_and_on_thin_volumes),
 ];
 
 /// Their names.
@@ -142,15 +141,16 @@ fn a_snapshot_is_restored_as_it_was_though_its_origin_changed(cluster: &Cluster)
 const NOT_OF_THICK_VOLUMES: [&str; 4] =
     ["CreateVolume.*source snapshot", "CreateVolume.*source volume", "CreateSnapshot", "DeleteSnapshot"];
 
-fn csi_sanity_passes_on_thick_volumes(cluster: &Cluster) -> Result<()> {
-    returning_all_space(cluster, "csi-sanity-thick", || {
-        sanity::run(cluster, "thick", None, &NOT_OF_THICK_VOLUMES)
+/// At the same time, because each waits a lot.
+fn csi_sanity_passes_on_thick_and_on_thin_volumes(cluster: &Cluster) -> Result<()> {
+    let thin = "csi.storage.k8s.io/fstype: xfs\ntopolvm.io/device-class: thin\n";
+    returning_all_space(cluster, "csi-sanity", || {
+        std::thread::scope(|scope| {
+            let thin = scope.spawn(|| sanity::run(cluster, "thin", Some(thin), &[]));
+            let thick = sanity::run(cluster, "thick", None, &NOT_OF_THICK_VOLUMES);
+            thick.and(thin.join().map_err(|_| anyhow::anyhow!("csi-sanity panicked"))?)
+        })
     })
-}
-
-fn csi_sanity_passes_on_thin_volumes(cluster: &Cluster) -> Result<()> {
-    let parameters = "csi.storage.k8s.io/fstype: xfs\ntopolvm.io/device-class: thin\n";
-    returning_all_space(cluster, "csi-sanity-thin", || sanity::run(cluster, "thin", Some(parameters), &[]))
 }
 
 #[cfg(test)]

@@ -14,14 +14,12 @@ use crate::{process, progress};
 /// It makes some dozens of volumes, and an emulated node is slow.
 const LIMIT: Duration = Duration::from_secs(3000);
 
-/// Where the parameters of its volumes lie on the node.
-const PARAMETERS: &str = "/run/csi-sanity-parameters.yaml";
-
 /// Runs it on volumes of this kind, without the specs that match one of `skip`.
 pub(super) fn run(cluster: &Cluster, kind: &str, parameters: Option<&str>, skip: &[&str]) -> Result<()> {
     let step = progress::step(format!("csi-sanity on {kind} volumes"));
     let guest = &topolvm::controller_node(cluster)?.guest;
-    let (mounts, staging) = (format!("{NODE_DIRECTORY}/mountdir"), format!("{NODE_DIRECTORY}/stagingdir"));
+    let (mounts, staging) =
+        (format!("{NODE_DIRECTORY}/{kind}-mounts"), format!("{NODE_DIRECTORY}/{kind}-staging"));
     // It makes these itself, and fails if a run that was cut off has left them.
     guest.command(["rm", "-rf", &mounts, &staging]).run()?;
     let mut words = vec![
@@ -35,8 +33,9 @@ pub(super) fn run(cluster: &Cluster, kind: &str, parameters: Option<&str>, skip:
     ];
     words.extend(skip.iter().map(|specs| format!("--ginkgo.skip={specs}")));
     if let Some(parameters) = parameters {
-        guest.put(PARAMETERS, 0o644, parameters)?;
-        words.push(format!("--csi.testvolumeparameters={PARAMETERS}"));
+        let path = format!("/run/csi-sanity-{kind}.yaml");
+        guest.put(&path, 0o644, parameters)?;
+        words.push(format!("--csi.testvolumeparameters={path}"));
     }
     let ran = guest.command(words).limit(LIMIT).output()?;
     let said = format!("{}\n{}", ran.text(), ran.complaint());
