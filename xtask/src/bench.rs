@@ -147,13 +147,15 @@ fn table(entries: &[Entry]) -> String {
     text
 }
 
-/// Prints how the figures in `old` and those of the last run differ.
-pub(crate) fn compare(bench: Bench, old: &Path) -> Result<()> {
-    let read = |path: &Path| -> Result<Vec<Entry>> {
-        let text = fs::read(path).with_context(|| path.display().to_string())?;
-        serde_json::from_slice(&text).with_context(|| format!("{} is no list of figures", path.display()))
-    };
-    println!("\n{}", comparison(&read(old)?, &read(&file(bench))?));
+/// The figures of an earlier run.
+pub(crate) fn read(path: &Path) -> Result<Vec<Entry>> {
+    let text = fs::read(path).with_context(|| path.display().to_string())?;
+    serde_json::from_slice(&text).with_context(|| format!("{} is no list of figures", path.display()))
+}
+
+/// Prints how the figures of an earlier run and those of the last one differ.
+pub(crate) fn compare(bench: Bench, old: &[Entry]) -> Result<()> {
+    println!("\n{}", comparison(old, &read(&file(bench))?));
     Ok(())
 }
 

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
+use crate::progress;
+
 /// The variable that moves the cache.
 pub(crate) const VARIABLE: &str = "LVMS_LAB_CACHE";
 
@@ -56,11 +58,26 @@ impl Cache {
     }
 
     fn open_at(directory: PathBuf) -> Result<Cache> {
-        let create = fs::create_dir_all(directory.join("locks"));
-        create.with_context(|| format!("{}: set {VARIABLE} to a directory of yours", directory.display()))?;
+        claim(&directory)?;
         let in_use = lock_file(&directory, "in-use")?;
         in_use.lock_shared()?;
-        Ok(Cache { directory, _in_use: in_use })
+        let cache = Cache { directory, _in_use: in_use };
+        cache.remove_halves()?;
+        Ok(cache)
+    }
+
+    /// Removes what was interrupted and is made by nobody now.
+    fn remove_halves(&self) -> Result<()> {
+        for entry in fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if let Some((name, _)) = name.strip_suffix(".half").and_then(|name| name.rsplit_once('.'))
+                && lock_file(&self.directory, name)?.try_lock().is_ok()
+            {
+                fs::remove_dir_all(&path)?;
+            }
+        }
+        Ok(())
     }
 
     /// A directory of the cache that is no entry, for tools that keep their own (Go's modules, cargo's artefacts).
@@ -78,9 +95,15 @@ impl Cache {
         make: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<PathBuf> {
         let name = format!("{kind}-{}", hash(inputs));
-        let (path, half) = (self.directory.join(&name), self.directory.join(format!("{name}.half")));
+        let path = self.directory.join(&name);
+        // With the process in its name: a builder that outlived its killed command writes to another one.
+        let half = self.directory.join(format!("{name}.{}.half", std::process::id()));
         let lock = lock_file(&self.directory, &name)?;
-        lock.lock()?;
+        if lock.try_lock().is_err() {
+            let step = progress::step(format!("waiting for another command, which makes {kind}"));
+            lock.lock()?;
+            step.done();
+        }
         if path.exists() {
             match damage(&path)? {
                 None => return Ok(path),
@@ -140,6 +163,7 @@ pub(crate) fn clean() -> Result<()> {
     if !directory.exists() {
         return Ok(());
     }
+    claim(&directory)?;
     let in_use = lock_file(&directory, "in-use")?;
     match in_use.try_lock() {
         Ok(()) => {}
@@ -148,7 +172,41 @@ pub(crate) fn clean() -> Result<()> {
         }
         Err(TryLockError::Error(error)) => return Err(error.into()),
     }
-    fs::remove_dir_all(&directory).with_context(|| directory.display().to_string())
+    for entry in fs::read_dir(&directory)? {
+        let path = entry?.path();
+        // The locks stay: somebody may be waiting for one.
+        if path.is_dir() && !path.ends_with("locks") {
+            fs::remove_dir_all(&path).with_context(|| path.display().to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// The file that says that a directory is the lab's cache, and may be cleaned.
+const MARK: &str = "CACHEDIR.TAG";
+
+/// Marks a new or empty directory as the cache; refuses one with other things in it.
+fn claim(directory: &Path) -> Result<()> {
+    let name = || format!("{}: set {VARIABLE} to a new directory", directory.display());
+    fs::create_dir_all(directory).with_context(name)?;
+    let mark = directory.join(MARK);
+    if mark.exists() {
+        return Ok(());
+    }
+    // `.ci/run` puts cargo's artefacts there before anything else.
+    let foreign = |entry: &fs::DirEntry| entry.file_name() != "locks" && entry.file_name() != "cargo-build";
+    if let Some(entry) = fs::read_dir(directory)?.filter_map(Result::ok).find(foreign) {
+        bail!(
+            "{} is not the lab's cache ({:?} is in it): set {VARIABLE} to a new directory",
+            directory.display(),
+            entry.file_name()
+        );
+    }
+    fs::write(
+        mark,
+        "Signature: 8a477f597d28d172789f06886806bc55\n# The cache of lvms's lab: `cargo xtask cache clean` empties it.\n",
+    )?;
+    Ok(())
 }
 
 fn lock_file(directory: &Path, name: &str) -> Result<File> {
@@ -257,6 +315,29 @@ mod tests {
         fs::write(path.join("x"), "ha").unwrap();
         cache.entry("thing", &[], make).unwrap();
         assert_eq!(fs::read_to_string(path.join("x")).unwrap(), "whole");
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_directory_with_other_things_in_it_is_never_taken_for_the_cache() {
+        let directory = scratch("foreign");
+        fs::create_dir_all(directory.join("photographs")).unwrap();
+        let error = Cache::open_at(directory.clone()).err().unwrap().to_string();
+        assert!(error.contains("not the lab's cache") && error.contains("photographs"), "{error}");
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn what_was_interrupted_is_removed_unless_somebody_makes_it() {
+        let directory = scratch("halves");
+        drop(Cache::open_at(directory.clone()).unwrap());
+        for name in ["left-1.7.half", "made-1.7.half"] {
+            fs::create_dir(directory.join(name)).unwrap();
+        }
+        let making = lock_file(&directory, "made-1").unwrap();
+        making.lock().unwrap();
+        drop(Cache::open_at(directory.clone()).unwrap());
+        assert!(!directory.join("left-1.7.half").exists() && directory.join("made-1.7.half").exists());
         fs::remove_dir_all(directory).unwrap();
     }
 

@@ -115,7 +115,7 @@ impl Cluster {
 
     /// Runs kubectl and returns what it printed.
     pub(crate) fn kubectl<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Result<String> {
-        process::run(kubectl(&self.programs).args(arguments))
+        process::run_within(kubectl(&self.programs).args(arguments), &[], PATIENCE)
     }
 
     /// What kubectl's `-o json` shows.

@@ -7,3 +7,30 @@ pub(crate) mod deny;
 pub(crate) mod lab;
 pub(crate) mod setup;
 pub(crate) mod test;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::cache::Cache;
+use crate::cluster::programs::Version;
+use crate::lab::runs::Run;
+use crate::lab::{Prepared, namespace};
+use crate::packages::machine;
+
+/// Makes a lab ready, with Kubernetes or without, and runs this command inside it.
+fn in_a_lab(name: &str, kubernetes: Option<Version>) -> Result<ExitCode> {
+    machine::prepare(kubernetes.is_some())?;
+    let cache = Cache::open()?;
+    let run = Run::begin(name)?;
+    let mut prepared = Prepared::make(&cache, &run.directory)?;
+    if let Some(version) = kubernetes {
+        prepared.with_cluster(&cache, &run.directory, version, &[])?;
+    }
+    prepared.save(&run.directory)?;
+    let code = namespace::enter(&run.directory)?;
+    if code != 0 {
+        eprintln!("logs: {}", run.keep_logs(name)?.display());
+    }
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}

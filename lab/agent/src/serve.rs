@@ -17,7 +17,13 @@ pub(crate) fn forever() -> Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", PORT))?;
     println!("{READY}");
     for connection in listener.incoming() {
-        let connection = connection?;
+        let connection = match connection {
+            Ok(connection) => connection,
+            Err(error) => {
+                eprintln!("lab-agent: {error}");
+                continue;
+            }
+        };
         thread::spawn(move || {
             if let Err(error) = serve(connection) {
                 eprintln!("lab-agent: {error}");

@@ -32,6 +32,8 @@ pub struct Needs {
     pub hotplug: bool,
     /// Whether the test cuts the power. It then has a guest of its own.
     pub power_cut: bool,
+    /// Whether the test is about the guest itself, or about what its udev does.
+    pub guest: bool,
 }
 
 impl Needs {
@@ -69,6 +71,11 @@ impl Needs {
         Needs { power_cut: true, ..self }
     }
 
+    /// It is about the guest itself, or about what its udev does.
+    pub fn guest(self) -> Needs {
+        Needs { guest: true, ..self }
+    }
+
     /// No systemd-udevd in the guest.
     pub fn without_udev(mut self) -> Needs {
         self.surroundings.udev = false;
@@ -89,7 +96,8 @@ impl Needs {
 
     /// Whether only a guest will do, even where this machine's own kernel may be used.
     pub fn only_a_guest_will_do(&self) -> bool {
-        self.hotplug
+        self.guest
+            || self.hotplug
             || self.power_cut
             || self.surroundings != Surroundings::default()
             || self.disks.iter().any(|disk| *disk != Disk::new(disk.size))

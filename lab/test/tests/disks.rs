@@ -60,5 +60,5 @@ lab_test::main! {
     a_disk_is_plugged_in_appears_by_id_and_is_pulled_out: Needs::nothing().hotplug(),
     each_test_gets_blank_disks: Needs::disks(1, GIB),
     each_test_gets_blank_disks_again: Needs::disks(1, GIB),
-    a_program_of_the_guest_is_not_the_machines: Needs::nothing(),
+    a_program_of_the_guest_is_not_the_machines: Needs::nothing().guest(),
 }

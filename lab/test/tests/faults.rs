@@ -43,6 +43,11 @@ fn a_delayed_disk_does_not_answer_until_it_is_healed(lab: &Lab) -> Result {
     lab.fault(0, Fault::Delay { milliseconds: 3_600_000 })?;
     let slow = lab.disk(0).to_owned();
     let reading = std::thread::spawn(move || read_directly(&slow));
+    let requests = format!("/sys/block/{}/inflight", lab.disk(0).trim_start_matches("/dev/"));
+    lab.wait_for("the read to be on its way", || {
+        let waiting = fs::read_to_string(&requests).ok()?;
+        (waiting.split_whitespace().next()? != "0").then_some(())
+    })?;
     read_directly(lab.disk(1))?;
     assert!(!reading.is_finished(), "the delayed disk has answered");
     lab.fault(0, Fault::None)?;

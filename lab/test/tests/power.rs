@@ -23,6 +23,14 @@ fn write_for_ever() {
 }
 
 fn synced_files_and_the_volume_group_survive_a_cut_during_a_write(lab: &Lab) -> Result {
+    write_and_cut(lab, Cut::Kill)
+}
+
+fn synced_files_and_the_volume_group_survive_the_loss_of_unflushed_writes(lab: &Lab) -> Result {
+    write_and_cut(lab, Cut::LoseUnflushed)
+}
+
+fn write_and_cut(lab: &Lab, cut: Cut) -> Result {
     if lab.boots() == 0 {
         run("vgcreate", ["vg", lab.disk(0)])?;
         run("lvcreate", ["-n", "volume", "-L", "512M", "vg"])?;
@@ -38,7 +46,7 @@ fn synced_files_and_the_volume_group_survive_a_cut_during_a_write(lab: &Lab) -> 
         lab.wait_for("the endless write to run", || {
             (fs::metadata(format!("{PLACE}/endless")).ok()?.len() > 4 << 20).then_some(())
         })?;
-        return lab.cut_power(Cut::Kill);
+        return lab.cut_power(cut);
     }
     assert_eq!(fs::read_to_string(lab.state().join("note"))?, "from before the cut");
     assert_eq!(run("vgs", ["--noheadings", "-o", "vg_name"])?, "vg");
@@ -87,7 +95,7 @@ fn lvm_policy_and_the_devices_file_survive_a_cut(lab: &Lab) -> Result {
     if lab.boots() == 0 {
         run("vgcreate", ["vg", lab.disk(0)])?;
         run("sync", ["-f", "/state"])?;
-        return lab.cut_power(Cut::LoseUnflushed);
+        return lab.cut_power(Cut::Kill);
     }
     assert!(fs::read_to_string(file)?.contains("PVID="));
     assert_eq!(run("vgs", ["--noheadings", "-o", "vg_name"])?, "vg");
@@ -96,6 +104,7 @@ fn lvm_policy_and_the_devices_file_survive_a_cut(lab: &Lab) -> Result {
 
 lab_test::main! {
     synced_files_and_the_volume_group_survive_a_cut_during_a_write: Needs::disks(1, GIB).power_cut(),
+    synced_files_and_the_volume_group_survive_the_loss_of_unflushed_writes: Needs::disks(1, GIB).faults().power_cut(),
     unflushed_writes_are_there_after_one_kind_of_cut_and_gone_after_the_other: Needs::disks(1, GIB).faults().power_cut(),
     lvm_policy_and_the_devices_file_survive_a_cut: Needs::disks(1, GIB).devices_file().power_cut(),
 }

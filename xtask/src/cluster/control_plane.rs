@@ -20,7 +20,7 @@ pub(super) const SERVICES: &str = "10.96.0.0/16";
 pub(super) struct ControlPlane {
     /// Where the API server is.
     pub(super) address: Ipv4Addr,
-    programs: Vec<Child>,
+    programs: Vec<(String, Child)>,
 }
 
 impl ControlPlane {
@@ -74,13 +74,14 @@ impl ControlPlane {
     }
 
     fn spawn(&mut self, command: &mut Command, name: &str, arguments: &str, gates: &str) -> Result<()> {
-        let log = File::create(format!("{name}.log"))?;
+        // Appended to: a run may have one cluster after the other.
+        let log = File::options().create(true).append(true).open(format!("{name}.log"))?;
         command.args(arguments.split_whitespace());
         if !gates.is_empty() {
             command.arg(format!("--feature-gates={gates}"));
         }
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        self.programs.push(command.spawn().with_context(|| name.to_owned())?);
+        self.programs.push((name.to_owned(), command.spawn().with_context(|| name.to_owned())?));
         Ok(())
     }
 
@@ -91,9 +92,9 @@ impl ControlPlane {
                 return Ok(());
             }
             for program in &mut self.programs {
-                if let Some(status) = program.try_wait()? {
-                    let log = fs::read_to_string("kube-apiserver.log").unwrap_or_default();
-                    bail!("the control plane ended with {status}: {}", process::last_lines(&log, 8));
+                if let Some(status) = program.1.try_wait()? {
+                    let log = fs::read_to_string(format!("{}.log", program.0)).unwrap_or_default();
+                    bail!("{} ended with {status}: {}", program.0, process::last_lines(&log, 8));
                 }
             }
             if Instant::now() > deadline {
@@ -107,7 +108,7 @@ impl ControlPlane {
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        for program in self.programs.iter_mut().rev() {
+        for (_, program) in self.programs.iter_mut().rev() {
             let _ = program.kill();
             let _ = program.wait();
         }

@@ -70,14 +70,17 @@ impl Node {
             ("etc/kubernetes/kube-proxy.kubeconfig", authority.kubeconfig(server, "system:kube-proxy", &[])?),
             ("root/start", start_script(&name, guest.address, options)),
         ];
+        let node = Node { name, guest };
+        let guest = &node.guest;
         guest.command(["tar", "--extract", "--directory", "/"]).stdin(archive(&files)?).run()?;
         let others = all.iter().zip(0u8..).filter(|(_, other)| *other != number);
         let routes: Vec<_> = others
             .map(|(other, number)| format!("ip route replace {} via {}", pods_of(number), other.address))
             .collect();
         guest.script(&routes.join("\n")).run()?;
-        guest.command(["bash", "/root/start"]).limit(Duration::from_secs(400)).run()?;
-        Ok(Node { name, guest })
+        let started = guest.command(["bash", "/root/start"]).limit(Duration::from_secs(400)).run();
+        started.inspect_err(|_| node.collect_logs())?;
+        Ok(node)
     }
 
     pub(super) fn collect_logs(&self) {

@@ -7,11 +7,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use crate::bench::{self, Bench};
-use crate::cache::Cache;
 use crate::cluster::programs::Version;
-use crate::lab::runs::Run;
-use crate::lab::{Lab, Prepared, namespace};
-use crate::packages::machine;
+use crate::lab::{Lab, Prepared};
 
 /// Which benchmarks.
 #[derive(Args)]
@@ -35,28 +32,18 @@ impl Options {
 /// Prepares and enters the lab.
 pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     let benches = options.benches()?;
-    if let Some(old) = &options.compare {
-        if benches.len() != 1 {
-            bail!("--compare takes the figures of one benchmark: name it");
-        }
-        if !old.exists() {
-            bail!("there is no {}", old.display());
-        }
+    if options.compare.is_some() && benches.len() != 1 {
+        bail!("--compare takes the figures of one benchmark: name it");
     }
-    machine::prepare()?;
-    let cache = Cache::open()?;
-    let run = Run::begin("bench")?;
-    let mut prepared = Prepared::make(&cache, &run.directory)?;
-    if benches.iter().any(|bench| bench.needs_kubernetes()) {
-        prepared.with_cluster(&cache, &run.directory, Version::default(), &[])?;
+    // Read before the run, which may write the same file.
+    let old = options.compare.as_ref().map(|path| bench::read(path)).transpose()?;
+    let with_kubernetes = benches.iter().any(|bench| bench.needs_kubernetes());
+    let code = super::in_a_lab("bench", with_kubernetes.then(Version::default))?;
+    if code != ExitCode::SUCCESS {
+        return Ok(code);
     }
-    prepared.save(&run.directory)?;
-    if namespace::enter(&run.directory)? != 0 {
-        eprintln!("logs: {}", run.keep_logs("bench")?.display());
-        return Ok(ExitCode::FAILURE);
-    }
-    if let (Some(old), [bench]) = (&options.compare, benches.as_slice()) {
-        bench::compare(*bench, old)?;
+    if let (Some(old), [bench]) = (old, benches.as_slice()) {
+        bench::compare(*bench, &old)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,27 +6,14 @@ use std::time::Instant;
 use anyhow::Result;
 use lab_protocol::disk::{Disk, GIB};
 
-use crate::cache::Cache;
 use crate::cluster::programs::Version;
 use crate::cluster::{Cluster, Options};
-use crate::lab::runs::Run;
-use crate::lab::{Lab, Prepared, namespace};
-use crate::packages::machine;
+use crate::lab::{Lab, Prepared};
 use crate::progress;
 
-/// Prepares and enters the lab.
+/// Enters a lab.
 pub(crate) fn outside() -> Result<ExitCode> {
-    machine::prepare()?;
-    let cache = Cache::open()?;
-    let run = Run::begin("demo")?;
-    let mut prepared = Prepared::make(&cache, &run.directory)?;
-    prepared.with_cluster(&cache, &run.directory, Version::default(), &[])?;
-    prepared.save(&run.directory)?;
-    if namespace::enter(&run.directory)? != 0 {
-        eprintln!("logs: {}", run.keep_logs("demo")?.display());
-        return Ok(ExitCode::FAILURE);
-    }
-    Ok(ExitCode::SUCCESS)
+    super::in_a_lab("demo", Some(Version::default()))
 }
 
 /// Shows it.

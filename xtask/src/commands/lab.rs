@@ -14,13 +14,11 @@ use clap::{Args, Subcommand};
 use lab_protocol::disk::{Disk, GIB, MIB};
 use serde::{Deserialize, Serialize};
 
-use crate::cache::Cache;
 use crate::cluster::programs::Version;
 use crate::cluster::{Cluster, Options};
 use crate::guest::{Guest, Spec};
-use crate::lab::runs::{self, Run};
+use crate::lab::runs;
 use crate::lab::{Lab, Prepared, namespace};
-use crate::packages::machine;
 use crate::{cluster, progress};
 
 /// What to do with a lab.
@@ -67,7 +65,7 @@ pub(crate) struct Which {
 #[derive(Args)]
 pub(crate) struct Up {
     /// Its name.
-    #[arg(long, default_value = "lab")]
+    #[arg(long, default_value = "lab", value_parser = parse_name)]
     name: String,
     /// How many nodes, 1 to 3.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=3))]
@@ -80,7 +78,7 @@ pub(crate) struct Up {
     #[arg(long, value_name = "VERSION", default_value_t)]
     kubernetes: Version,
     /// Feature gates of the cluster, as `Name=true`.
-    #[arg(long, value_name = "GATE", value_delimiter = ',')]
+    #[arg(long, value_name = "GATE", value_delimiter = ',', value_parser = parse_gate)]
     feature_gates: Vec<String>,
     /// Write every API request to `audit.log` in the lab's directory.
     #[arg(long)]
@@ -105,18 +103,7 @@ struct Address {
 /// Prepares and enters, or reaches a lab that is up.
 pub(crate) fn outside(command: &Command) -> Result<ExitCode> {
     match command {
-        Command::Up(up) => {
-            machine::prepare()?;
-            let cache = Cache::open()?;
-            let run = Run::begin(&up.name)?;
-            let mut prepared = Prepared::make(&cache, &run.directory)?;
-            if !up.bare {
-                prepared.with_cluster(&cache, &run.directory, up.kubernetes, &[])?;
-            }
-            prepared.save(&run.directory)?;
-            let code = namespace::enter(&run.directory)?;
-            Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
-        }
+        Command::Up(up) => super::in_a_lab(&up.name, (!up.bare).then_some(up.kubernetes)),
         Command::Shell { guest, which, program } => shell(&Up::find(which)?, guest, program),
         Command::Kubectl { which, arguments } => kubectl(&Up::find(which)?, arguments),
         Command::Down { which } => down(&Up::find(which)?),
@@ -254,6 +241,20 @@ fn parse_disk(text: &str) -> Result<Disk> {
     Ok(disk)
 }
 
+fn parse_name(text: &str) -> Result<String> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+        bail!("{text:?} is no name: use letters, digits and hyphens");
+    }
+    Ok(text.to_owned())
+}
+
+fn parse_gate(text: &str) -> Result<String> {
+    match text.split_once('=') {
+        Some((name, "true" | "false")) if !name.is_empty() => Ok(text.to_owned()),
+        _ => bail!("{text:?} is no feature gate: use Name=true or Name=false"),
+    }
+}
+
 fn parse_size(text: &str) -> Result<u64> {
     let (digits, unit) =
         text.split_at(text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len()));
@@ -271,6 +272,12 @@ fn parse_size(text: &str) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_and_gates_are_checked_before_anything_starts() {
+        assert!(parse_name("my-lab2").is_ok() && parse_name("../x").is_err() && parse_name("").is_err());
+        assert!(parse_gate("A=true").is_ok() && parse_gate("A=yes").is_err() && parse_gate("=true").is_err());
+    }
 
     #[test]
     fn a_disk_is_described_by_its_size_and_options() {

@@ -11,7 +11,7 @@ use crate::peers;
 
 /// Makes ready all that takes long and does not depend on this checkout's own code.
 pub(crate) fn run() -> Result<ExitCode> {
-    machine::prepare()?;
+    machine::prepare(true)?;
     let cache = Cache::open()?;
     root::root(&cache)?;
     programs::build(&cache, Version::default())?;

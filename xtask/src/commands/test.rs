@@ -52,51 +52,53 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
         return list(&suites, filter);
     }
     let native = host::native::wanted()?;
-    machine::prepare()?;
-    let cache = Cache::open()?;
     let mut results = Results::default();
     if suites.contains(&Suite::Unit) {
         unit::run(filter, &mut results)?;
     }
+    if in_lab.is_empty() {
+        return conclude(&results, filter);
+    }
+    let with_kubernetes = in_lab.iter().any(|suite| suite.needs_kubernetes());
+    machine::prepare(with_kubernetes)?;
+    let cache = Cache::open()?;
     if suites.contains(&Suite::Lab) {
         lab::run_outside(filter, &mut results)?;
     }
-    if !in_lab.is_empty() {
-        let run = Run::begin("test")?;
-        let mut prepared = Prepared::make(&cache, &run.directory)?;
-        let binaries = if suites.contains(&Suite::Host) || suites.contains(&Suite::Lab) {
-            host::build()?
-        } else {
-            Vec::new()
-        };
-        for binary in &binaries {
-            prepared.share(&run.directory, binary)?;
-        }
-        if suites.contains(&Suite::Host) && native {
-            println!("tests that do not need a guest run on this machine's own kernel");
-            host::native::run(&binaries, &run.directory, filter, &mut results)?;
-        }
-        if in_lab.iter().any(|suite| suite.needs_kubernetes()) {
-            let peers =
-                if in_lab.contains(&Suite::Topolvm) { peers::node_files(&cache)? } else { Vec::new() };
-            prepared.with_cluster(&cache, &run.directory, options.kubernetes, &peers)?;
-        }
-        prepared.save(&run.directory)?;
-        let code = namespace::enter(&run.directory)?;
-        match Results::load(&run.directory)? {
-            Some(inside) => results.append(inside),
-            None => {
-                results.add_failure(
-                    "lab",
-                    "the whole lab",
-                    &format!("it ended early, with exit code {code}"),
-                );
-            }
-        }
-        if options.keep || !results.passed() {
-            println!("logs: {}", run.keep_logs("test")?.display());
+    let run = Run::begin("test")?;
+    let mut prepared = Prepared::make(&cache, &run.directory)?;
+    let binaries = if suites.contains(&Suite::Host) || suites.contains(&Suite::Lab) {
+        host::build()?
+    } else {
+        Vec::new()
+    };
+    for binary in &binaries {
+        prepared.share(&run.directory, binary)?;
+    }
+    if suites.contains(&Suite::Host) && native {
+        println!("tests that do not need a guest run on this machine's own kernel");
+        host::native::run(&binaries, &run.directory, filter, &mut results)?;
+    }
+    if with_kubernetes {
+        let peers = if in_lab.contains(&Suite::Topolvm) { peers::node_files(&cache)? } else { Vec::new() };
+        prepared.with_cluster(&cache, &run.directory, options.kubernetes, &peers)?;
+    }
+    prepared.save(&run.directory)?;
+    let code = namespace::enter(&run.directory)?;
+    match Results::load(&run.directory)? {
+        Some(inside) => results.append(inside),
+        None => {
+            results.add_failure("lab", "the whole lab", &format!("it ended early, with exit code {code}"));
         }
     }
+    if options.keep || !results.passed() {
+        println!("logs: {}", run.keep_logs("test")?.display());
+    }
+    conclude(&results, filter)
+}
+
+/// Sums up.
+fn conclude(results: &Results, filter: &str) -> Result<ExitCode> {
     if results.is_empty() {
         bail!("no test matches {filter:?}: `cargo xtask test --list` shows them all");
     }
@@ -120,20 +122,25 @@ pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
         }
         Ok(())
     };
-    let lane = |with_kubernetes: bool| -> Result<Results> {
+    // What goes wrong in one lane is a failure in the results, and leaves the other's alone.
+    let lane = |with_kubernetes: bool| -> Results {
         let mut results = Results::default();
         for suite in suites.iter().filter(|suite| suite.needs_kubernetes() == with_kubernetes) {
-            run(*suite, &mut results)?;
+            if let Err(error) = run(*suite, &mut results) {
+                results.add_failure(suite.name(), "the suite runs", &format!("{error:#}"));
+            }
         }
-        Ok(results)
+        results
     };
     let mut results = Results::default();
-    std::thread::scope(|scope| -> Result<()> {
+    std::thread::scope(|scope| {
         let clusters = scope.spawn(|| lane(true));
-        results.append(lane(false)?);
-        results.append(clusters.join().map_err(|_| anyhow::anyhow!("the tests of clusters panicked"))??);
-        Ok(())
-    })?;
+        results.append(lane(false));
+        match clusters.join() {
+            Ok(clusters) => results.append(clusters),
+            Err(_) => results.add_failure("cluster", "the suites with clusters", "they panicked"),
+        }
+    });
     results.save()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -38,7 +38,7 @@ pub(crate) fn choose(cache: &Cache, root: &Root, initramfs: &Path) -> Result<Acc
         _ => {}
     }
     let step = progress::step("trying KVM");
-    let console = tried.with_extension("console");
+    let console = initramfs.with_file_name("trial.console");
     let boots = boots_with_kvm(root, initramfs, &console)?;
     let _ = fs::remove_file(console);
     step.done();
@@ -58,7 +58,9 @@ fn boots_with_kvm(root: &Root, initramfs: &Path, console: &Path) -> Result<bool>
         console,
         surroundings: None,
     };
-    let mut qemu = Command::new("qemu-system-x86_64")
+    // A guest that hangs must not outlive this command.
+    let mut qemu = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
         .args(start.arguments())
         .stdin(Stdio::null())
         .stdout(Stdio::null())

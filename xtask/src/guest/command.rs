@@ -20,17 +20,31 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub(super) struct Connections(Mutex<Vec<TcpStream>>);
 
 impl Connections {
-    fn add(&self, stream: &TcpStream) -> Result<()> {
-        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        streams.retain(|stream| stream.peer_addr().is_ok());
-        streams.push(stream.try_clone()?);
-        Ok(())
+    /// Counts a connection in until what is returned is dropped, which ends it.
+    fn add(self: &Arc<Self>, stream: &TcpStream) -> Result<Connected> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(stream.try_clone()?);
+        Ok(Connected { stream: stream.try_clone()?, all: Arc::clone(self) })
     }
 
     pub(super) fn break_all(&self) {
         for stream in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
+    }
+}
+
+/// An open connection. Its end tells the agent to kill the program, if that still runs.
+struct Connected {
+    stream: TcpStream,
+    all: Arc<Connections>,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        let own = self.stream.local_addr().ok();
+        let _ = self.stream.shutdown(Shutdown::Both);
+        let mut streams = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.retain(|stream| stream.local_addr().ok() != own);
     }
 }
 
@@ -100,7 +114,7 @@ impl Command {
         let what = format!("`{}` in {}", self.run.argv.join(" "), self.guest);
         let mut ran = Ran { what, ended: Ended::TimedOut, stdout: Vec::new(), stderr: Vec::new() };
         let mut output = connect(self.address)?;
-        self.connections.add(&output)?;
+        let _connected = self.connections.add(&output)?;
         // The agent ends it at its limit; this is for a guest that does not answer any more.
         output.set_read_timeout(Some(
             Duration::from_millis(self.run.limit_ms).saturating_add(Duration::from_secs(60)),

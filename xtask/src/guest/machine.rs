@@ -66,6 +66,7 @@ pub(crate) struct Guest {
 struct Power {
     console: Console,
     running: Option<Running>,
+    cuts: u32,
 }
 
 struct Running {
@@ -89,7 +90,7 @@ impl Guest {
             state,
             media: Mutex::new(disks),
             pulled: Mutex::default(),
-            power: Mutex::new(Power { console, running: None }),
+            power: Mutex::new(Power { console, running: None, cuts: 0 }),
             connections: Arc::default(),
             spec,
         });
@@ -128,7 +129,7 @@ impl Guest {
             monitor.execute("cont", json!({}))?;
             Ok((monitor, running, plugged))
         });
-        let log = self.lab.path(&format!("{}.qemu.log", self.spec.name));
+        let log = power.console.path().with_extension("qemu.log");
         let (monitor, nodes, plugged) = match connected {
             Ok(connected) => connected,
             Err(error) => {
@@ -179,7 +180,7 @@ impl Guest {
                 images,
             }),
         };
-        let log = File::create(lab.path(&format!("{}.qemu.log", spec.name)))?;
+        let log = File::options().create(true).append(true).open(console.with_extension("qemu.log"))?;
         let mut qemu = std::process::Command::new("qemu-system-x86_64");
         qemu.args(start.arguments()).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         qemu.spawn().context("qemu-system-x86_64")
@@ -234,10 +235,11 @@ impl Guest {
 
     /// Plugs in again, with its bytes, a disk that was pulled out.
     pub(crate) fn plug_back(&self, serial: &str) -> Result<()> {
-        let mut pulled = lock(&self.pulled);
-        let position = pulled.iter().position(|medium| medium.disk.serial == serial);
-        let medium = pulled.remove(position.with_context(|| format!("no disk {serial} was pulled out"))?);
-        self.plug(&medium)
+        let found = lock(&self.pulled).iter().find(|medium| medium.disk.serial == serial).cloned();
+        let medium = found.with_context(|| format!("no disk {serial} was pulled out"))?;
+        self.plug(&medium)?;
+        lock(&self.pulled).retain(|medium| medium.disk.serial != serial);
+        Ok(())
     }
 
     /// Pulls out all disks and forgets them.
@@ -261,15 +263,27 @@ impl Guest {
     /// Cuts the power. [`Guest::power_on`] boots again on the same disks.
     pub(crate) fn cut_power(&self, cut: Cut) -> Result<()> {
         let mut power = lock(&self.power);
+        let media = lock(&self.media);
+        if cut == Cut::LoseUnflushed
+            && let Some(medium) = media.iter().find(|medium| !medium.disk.faults)
+        {
+            bail!("disk {} cannot lose unflushed writes: ask for a disk with faults", medium.disk.serial);
+        }
         if let Some(mut running) = power.running.take() {
             running.qemu.kill()?;
             running.qemu.wait()?;
+            power.cuts += 1;
         }
         self.connections.break_all();
-        for medium in lock(&self.media).iter() {
-            medium.after(cut)?;
+        for medium in media.iter() {
+            medium.after(cut, &self.spec.name)?;
         }
         Ok(())
+    }
+
+    /// How often its power was cut.
+    pub(crate) fn cuts(&self) -> u32 {
+        lock(&self.power).cuts
     }
 
     /// Whether it has power.

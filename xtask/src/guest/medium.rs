@@ -61,10 +61,10 @@ impl Medium {
     }
 
     /// What happens to the disk when a guest's power goes.
-    pub(crate) fn after(&self, cut: Cut) -> Result<()> {
+    pub(crate) fn after(&self, cut: Cut, guest: &str) -> Result<()> {
         match (&self.server, cut) {
-            (Some(server), Cut::LoseUnflushed) => server.lose_unflushed(),
-            (Some(server), Cut::Kill) => server.flush()?,
+            (Some(server), Cut::LoseUnflushed) => server.lose_unflushed(guest),
+            (Some(server), Cut::Kill) => server.keep_unflushed(guest)?,
             (None, Cut::Kill | Cut::LoseUnflushed) => {}
         }
         Ok(())

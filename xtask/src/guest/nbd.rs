@@ -3,18 +3,19 @@
 //! Writes stay in memory until they are flushed, as in a disk's volatile cache, so that a power cut can lose them.
 //! Each client has a fault of its own: of two guests on one disk, one can lose its path.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lab_protocol::disk::Fault;
+use rustix::fs::FallocateFlags;
 
 /// The unit of the volatile cache. Requests need not be aligned to it.
 const BLOCK: u64 = 4096;
@@ -22,18 +23,40 @@ const BLOCK: u64 = 4096;
 /// When the cache holds more blocks than this, it is written back, as a disk may do at any time.
 const CACHED_BLOCKS: usize = 32 << 10;
 
-/// A disk being served. Its clients' threads end when they disconnect.
+/// A disk being served, until this is dropped. Its clients' threads end when they disconnect.
 pub(crate) struct Server {
     disk: Arc<BreakableDisk>,
+    socket: PathBuf,
+    ended: Arc<AtomicBool>,
 }
 
 struct BreakableDisk {
     file: File,
     size: u64,
-    unflushed: Mutex<BTreeMap<u64, Box<[u8]>>>,
-    faults: Mutex<HashMap<String, Fault>>,
+    unflushed: Mutex<BTreeMap<u64, Unflushed>>,
+    clients: Mutex<HashMap<String, Client>>,
     /// Notified when a fault changes: a healed disk answers at once what it had delayed.
     changed: Condvar,
+}
+
+/// A block in the volatile cache.
+struct Unflushed {
+    bytes: Content,
+    /// The last who wrote it; his power cut loses it.
+    writer: String,
+}
+
+enum Content {
+    Zeros,
+    Bytes(Box<[u8]>),
+}
+
+/// A guest, as far as a disk is concerned.
+#[derive(Clone, Copy)]
+struct Client {
+    fault: Fault,
+    /// How often its power was cut: a request from before is not performed afterwards.
+    cuts: u32,
 }
 
 impl Server {
@@ -42,51 +65,77 @@ impl Server {
         let size = file.metadata()?.len();
         let disk = Arc::new(BreakableDisk::new(file, size));
         let listener = UnixListener::bind(socket)?;
-        let served = Arc::clone(&disk);
+        let ended = Arc::new(AtomicBool::new(false));
+        let (served, stop) = (Arc::clone(&disk), Arc::clone(&ended));
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
                 let disk = Arc::clone(&served);
                 // A client that vanishes in the middle of a request is a guest whose power was cut.
                 thread::spawn(move || serve(&disk, client));
             }
         });
-        Ok(Server { disk })
+        Ok(Server { disk, socket: socket.to_owned(), ended })
     }
 
     /// From now on this is wrong with the disk, for this client.
     pub(crate) fn set_fault(&self, client: &str, fault: Fault) {
-        lock(&self.disk.faults).insert(client.to_owned(), fault);
-        self.disk.changed.notify_all();
+        self.disk.change(client, |client| client.fault = fault);
     }
 
-    /// Writes back what is in the volatile cache.
-    pub(crate) fn flush(&self) -> io::Result<()> {
+    /// The client's power was cut; what is in the volatile cache is kept.
+    pub(crate) fn keep_unflushed(&self, client: &str) -> io::Result<()> {
+        self.disk.change(client, |client| client.cuts += 1);
         self.disk.flush()
     }
 
-    /// Forgets what is in the volatile cache.
-    pub(crate) fn lose_unflushed(&self) {
-        lock(&self.disk.unflushed).clear();
+    /// The client's power was cut; what it wrote into the volatile cache is lost.
+    pub(crate) fn lose_unflushed(&self, client: &str) {
+        self.disk.change(client, |client| client.cuts += 1);
+        self.disk.lose(client);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        // Wakes the listener, which then sees that it is over.
+        let _ = UnixStream::connect(&self.socket);
     }
 }
 
 impl BreakableDisk {
     fn new(file: File, size: u64) -> BreakableDisk {
-        let (unflushed, faults, changed) = Default::default();
-        BreakableDisk { file, size, unflushed, faults, changed }
+        let (unflushed, clients, changed) = Default::default();
+        BreakableDisk { file, size, unflushed, clients, changed }
     }
 
-    /// What is wrong for this client, after the delay if that is what is wrong.
-    fn fault(&self, client: &str) -> Fault {
+    fn client(&self, name: &str) -> Client {
+        lock(&self.clients).get(name).copied().unwrap_or(Client::HEALTHY)
+    }
+
+    fn change(&self, name: &str, change: impl FnOnce(&mut Client)) {
+        change(lock(&self.clients).entry(name.to_owned()).or_insert(Client::HEALTHY));
+        self.changed.notify_all();
+    }
+
+    /// What is wrong for this client, after the delay if that is what is wrong; `None` if its power was cut since it
+    /// connected.
+    fn fault(&self, name: &str, cuts: u32) -> Option<Fault> {
         let began = Instant::now();
-        let mut faults = lock(&self.faults);
+        let mut clients = lock(&self.clients);
         loop {
-            let fault = faults.get(client).copied().unwrap_or(Fault::None);
-            let Fault::Delay { milliseconds } = fault else { return fault };
+            let client = clients.get(name).copied().unwrap_or(Client::HEALTHY);
+            if client.cuts != cuts {
+                return None;
+            }
+            let Fault::Delay { milliseconds } = client.fault else { return Some(client.fault) };
             let Some(rest) = Duration::from_millis(milliseconds).checked_sub(began.elapsed()) else {
-                return fault;
+                return Some(client.fault);
             };
-            faults = self.changed.wait_timeout(faults, rest).unwrap_or_else(PoisonError::into_inner).0;
+            clients = self.changed.wait_timeout(clients, rest).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -94,58 +143,82 @@ impl BreakableDisk {
         let unflushed = lock(&self.unflushed);
         self.file.read_exact_at(buffer, offset)?;
         let end = offset + buffer.len() as u64;
-        for (block, bytes) in unflushed.range(offset / BLOCK..end.div_ceil(BLOCK)) {
+        for (block, cached) in unflushed.range(offset / BLOCK..end.div_ceil(BLOCK)) {
             let start = block * BLOCK;
             let (from, to) = (start.max(offset), (start + BLOCK).min(end));
-            let part = &bytes[index(from - start)..index(to - start)];
-            buffer[index(from - offset)..index(to - offset)].copy_from_slice(part);
+            let into = &mut buffer[index(from - offset)..index(to - offset)];
+            match &cached.bytes {
+                Content::Zeros => into.fill(0),
+                Content::Bytes(bytes) => into.copy_from_slice(&bytes[index(from - start)..index(to - start)]),
+            }
         }
         Ok(())
     }
 
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+    fn write(&self, writer: &str, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut unflushed = lock(&self.unflushed);
         let end = offset + data.len() as u64;
         for block in offset / BLOCK..end.div_ceil(BLOCK) {
             let start = block * BLOCK;
             let (from, to) = (start.max(offset), (start + BLOCK).min(end));
-            let bytes = match unflushed.entry(block) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => {
-                    let mut bytes = vec![0; index(BLOCK.min(self.size - start))].into_boxed_slice();
-                    if to - from < bytes.len() as u64 {
-                        self.file.read_exact_at(&mut bytes, start)?;
-                    }
-                    new.insert(bytes)
-                }
-            };
+            let mut bytes = vec![0; index(BLOCK.min(self.size - start))].into_boxed_slice();
+            match unflushed.remove(&block).map(|cached| cached.bytes) {
+                Some(Content::Bytes(known)) => bytes = known,
+                Some(Content::Zeros) => {}
+                None if to - from < bytes.len() as u64 => self.file.read_exact_at(&mut bytes, start)?,
+                None => {}
+            }
             let part = &data[index(from - offset)..index(to - offset)];
             bytes[index(from - start)..index(to - start)].copy_from_slice(part);
+            unflushed.insert(block, Unflushed { bytes: Content::Bytes(bytes), writer: writer.to_owned() });
         }
-        if unflushed.len() > CACHED_BLOCKS { self.write_back(&mut unflushed) } else { Ok(()) }
+        self.write_back_if_full(&mut unflushed)
     }
 
-    fn zero(&self, mut offset: u64, length: u64) -> io::Result<()> {
-        const AT_ONCE: u64 = 1 << 20;
+    /// Whole blocks become holes in the file.
+    fn zero(&self, writer: &str, offset: u64, length: u64) -> io::Result<()> {
         let end = offset + length;
-        while offset < end {
-            let count = AT_ONCE.min(end - offset);
-            self.write(offset, &vec![0; index(count)])?;
-            offset += count;
+        let (first, last) = (offset.div_ceil(BLOCK), end / BLOCK);
+        if first >= last {
+            return self.write(writer, offset, &vec![0; index(length)]);
         }
-        Ok(())
+        self.write(writer, offset, &vec![0; index(first * BLOCK - offset)])?;
+        for block in first..last {
+            let mut unflushed = lock(&self.unflushed);
+            unflushed.insert(block, Unflushed { bytes: Content::Zeros, writer: writer.to_owned() });
+            self.write_back_if_full(&mut unflushed)?;
+        }
+        self.write(writer, last * BLOCK, &vec![0; index(end - last * BLOCK)])
     }
 
     fn flush(&self) -> io::Result<()> {
         self.write_back(&mut lock(&self.unflushed))
     }
 
-    fn write_back(&self, unflushed: &mut BTreeMap<u64, Box<[u8]>>) -> io::Result<()> {
-        while let Some((block, bytes)) = unflushed.pop_first() {
-            self.file.write_all_at(&bytes, block * BLOCK)?;
+    fn lose(&self, writer: &str) {
+        lock(&self.unflushed).retain(|_, cached| cached.writer != writer);
+    }
+
+    fn write_back_if_full(&self, unflushed: &mut BTreeMap<u64, Unflushed>) -> io::Result<()> {
+        if unflushed.len() > CACHED_BLOCKS { self.write_back(unflushed) } else { Ok(()) }
+    }
+
+    fn write_back(&self, unflushed: &mut BTreeMap<u64, Unflushed>) -> io::Result<()> {
+        while let Some((block, cached)) = unflushed.pop_first() {
+            match cached.bytes {
+                Content::Bytes(bytes) => self.file.write_all_at(&bytes, block * BLOCK)?,
+                Content::Zeros => {
+                    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                    rustix::fs::fallocate(&self.file, hole, block * BLOCK, BLOCK)?;
+                }
+            }
         }
         Ok(())
     }
+}
+
+impl Client {
+    const HEALTHY: Client = Client { fault: Fault::None, cuts: 0 };
 }
 
 /// Numbers of the protocol, as its specification names them.
@@ -179,6 +252,7 @@ fn serve(disk: &BreakableDisk, client: UnixStream) -> io::Result<()> {
     let mut input = BufReader::new(client.try_clone()?);
     let mut output = client;
     let Some(name) = greet(disk, &mut input, &mut output)? else { return Ok(()) };
+    let cuts = disk.client(&name).cuts;
     loop {
         if u32_from(&mut input)? != wire::REQUEST {
             return Err(io::Error::other("a request without its magic number"));
@@ -189,12 +263,12 @@ fn serve(disk: &BreakableDisk, client: UnixStream) -> io::Result<()> {
         if command == wire::DISCONNECT {
             return Ok(());
         }
-        let fault = disk.fault(&name);
+        let Some(fault) = disk.fault(&name, cuts) else { return Ok(()) };
         let request = Request { flags, command, offset, length };
         let code = match request.check(disk.size) {
             Err(code) => code,
             Ok(()) if fault == Fault::Error => wire::EIO,
-            Ok(()) => request.perform(disk, fault, &mut data).map_or(wire::EIO, |()| 0),
+            Ok(()) => request.perform(disk, &name, fault, &mut data).map_or(wire::EIO, |()| 0),
         };
         let mut reply = Vec::with_capacity(16);
         reply.extend_from_slice(&wire::SIMPLE_REPLY.to_be_bytes());
@@ -222,18 +296,22 @@ impl Request {
         if known && inside { Ok(()) } else { Err(wire::EINVAL) }
     }
 
-    fn perform(&self, disk: &BreakableDisk, fault: Fault, data: &mut Vec<u8>) -> io::Result<()> {
-        if self.command == wire::READ {
-            data.resize(self.length as usize, 0);
-            return disk.read(self.offset, data);
-        }
-        if fault == Fault::DropWrites {
-            return Ok(());
-        }
+    fn perform(
+        &self,
+        disk: &BreakableDisk,
+        client: &str,
+        fault: Fault,
+        data: &mut Vec<u8>,
+    ) -> io::Result<()> {
         match self.command {
-            wire::WRITE => disk.write(self.offset, data)?,
-            wire::WRITE_ZEROES | wire::TRIM => disk.zero(self.offset, self.length.into())?,
-            _ => return disk.flush(),
+            wire::READ => {
+                data.resize(self.length as usize, 0);
+                return disk.read(self.offset, data);
+            }
+            wire::FLUSH => return disk.flush(),
+            _ if fault == Fault::DropWrites => return Ok(()),
+            wire::WRITE => disk.write(client, self.offset, data)?,
+            _ => disk.zero(client, self.offset, self.length.into())?,
         }
         if self.flags & wire::FORCE_UNIT_ACCESS != 0 { disk.flush() } else { Ok(()) }
     }
@@ -340,12 +418,12 @@ mod tests {
     fn a_write_is_read_back_before_and_after_a_flush_also_where_it_is_not_aligned() {
         let disk = disk(20_000);
         let data: Vec<u8> = (0..9000u32).map(|n| u8::try_from(n % 251).unwrap()).collect();
-        disk.write(4000, &data).unwrap();
+        disk.write("a", 4000, &data).unwrap();
         assert_eq!(read(&disk, 4000, 9000), data);
         assert_eq!(read(&disk, 3990, 10), [0; 10]);
         disk.flush().unwrap();
         assert_eq!(read(&disk, 4000, 9000), data);
-        disk.write(19_990, &[7; 10]).unwrap();
+        disk.write("a", 19_990, &[7; 10]).unwrap();
         disk.flush().unwrap();
         assert_eq!(read(&disk, 19_990, 10), [7; 10]);
         assert_eq!(disk.file.metadata().unwrap().len(), 20_000);
@@ -354,10 +432,12 @@ mod tests {
     #[test]
     fn what_was_not_flushed_is_lost_and_what_was_flushed_is_not() {
         let disk = disk(16_384);
-        disk.write(0, &[1; 100]).unwrap();
+        disk.write("a", 0, &[1; 100]).unwrap();
         disk.flush().unwrap();
-        disk.write(50, &[2; 100]).unwrap();
-        lock(&disk.unflushed).clear();
+        disk.write("a", 50, &[2; 100]).unwrap();
+        disk.write("b", 8192, &[3; 100]).unwrap();
+        disk.lose("a");
+        assert_eq!(read(&disk, 8192, 100), [3; 100], "what another guest wrote is not lost");
         assert_eq!(read(&disk, 0, 100), [1; 100]);
         assert_eq!(read(&disk, 100, 50), [0; 50]);
     }
@@ -366,10 +446,36 @@ mod tests {
     fn dropped_writes_are_acknowledged_and_leave_no_trace() {
         let disk = disk(8192);
         let request = Request { flags: 0, command: wire::WRITE, offset: 0, length: 4 };
-        request.perform(&disk, Fault::DropWrites, &mut vec![5; 4]).unwrap();
+        request.perform(&disk, "a", Fault::DropWrites, &mut vec![5; 4]).unwrap();
         assert_eq!(read(&disk, 0, 4), [0; 4]);
-        request.perform(&disk, Fault::None, &mut vec![5; 4]).unwrap();
+        request.perform(&disk, "a", Fault::None, &mut vec![5; 4]).unwrap();
         assert_eq!(read(&disk, 0, 4), [5; 4]);
+    }
+
+    #[test]
+    fn zeros_are_read_back_at_once_and_take_no_room_after_a_flush() {
+        use std::os::unix::fs::MetadataExt;
+        let disk = disk(1 << 20);
+        disk.write("a", 0, &vec![1; 1 << 20]).unwrap();
+        disk.flush().unwrap();
+        disk.zero("a", 100, (1 << 20) - 200).unwrap();
+        for _ in 0..2 {
+            assert_eq!(read(&disk, 99, 2), [1, 0]);
+            assert_eq!(read(&disk, 500_000, 10), [0; 10]);
+            assert_eq!(read(&disk, (1 << 20) - 101, 2), [0, 1]);
+            disk.flush().unwrap();
+        }
+        assert!(disk.file.metadata().unwrap().blocks() * 512 < 100_000);
+    }
+
+    #[test]
+    fn a_request_from_before_a_power_cut_is_not_performed_after_it() {
+        let disk = disk(4096);
+        assert_eq!(disk.fault("a", 0), Some(Fault::None));
+        disk.change("a", |client| client.cuts += 1);
+        assert_eq!(disk.fault("a", 0), None);
+        assert_eq!(disk.fault("a", 1), Some(Fault::None));
+        assert_eq!(disk.fault("b", 0), Some(Fault::None));
     }
 
     #[test]

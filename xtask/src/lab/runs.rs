@@ -8,14 +8,18 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use lab_protocol::disk::GIB;
 
-use crate::workspace;
+use crate::{cache, workspace};
 
 /// The directory of a run, and the lock that says that the run is alive. Dropped, the directory is removed.
 pub(crate) struct Run {
     pub(crate) directory: PathBuf,
     _lock: File,
 }
+
+/// What the largest run, with clusters and their nodes' state, takes and some more.
+const ROOM: u64 = 8 * GIB;
 
 fn home() -> PathBuf {
     workspace::target().join("lab")
@@ -25,6 +29,7 @@ impl Run {
     /// A new directory for a run of this name. Labs of equal names do not meet: they get a number too.
     pub(crate) fn begin(name: &str) -> Result<Run> {
         let _alone = sweep()?;
+        cache::require_space(&home(), ROOM)?;
         for number in 1.. {
             let directory = home().join(format!("{name}-{number}"));
             match fs::create_dir(&directory) {
@@ -62,8 +67,8 @@ impl Drop for Run {
 pub(crate) fn alive() -> Result<Vec<PathBuf>> {
     let _alone = sweep()?;
     let mut alive = Vec::new();
-    for (directory, lock) in all()? {
-        if lock.try_lock_shared().is_err() {
+    for directory in all()? {
+        if is_alive(&directory) {
             alive.push(directory);
         }
     }
@@ -76,21 +81,28 @@ pub(crate) fn sweep() -> Result<File> {
     fs::create_dir_all(home()).with_context(|| home().display().to_string())?;
     let alone = File::create(home().join("lock"))?;
     alone.lock()?;
-    for (directory, lock) in all()? {
-        if lock.try_lock().is_ok() {
-            fs::remove_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    for directory in all()? {
+        if !is_alive(&directory) {
+            // A process of a run just killed may still be writing; the command after this one tries again.
+            let _ = fs::remove_dir_all(&directory);
         }
     }
     Ok(alone)
 }
 
-fn all() -> Result<Vec<(PathBuf, File)>> {
+/// Whether the command that has this directory is there. Asked under the lock of [`sweep`], under which directories get
+/// their locks too.
+fn is_alive(directory: &Path) -> bool {
+    File::open(directory.join("lock")).is_ok_and(|lock| lock.try_lock().is_err())
+}
+
+/// The directories of all runs, alive or not; kept logs are no run.
+fn all() -> Result<Vec<PathBuf>> {
     let mut all = Vec::new();
-    let Ok(entries) = fs::read_dir(home()) else { return Ok(all) };
-    for entry in entries {
-        let directory = entry?.path();
-        if let Ok(lock) = File::open(directory.join("lock")) {
-            all.push((directory, lock));
+    for entry in fs::read_dir(home())? {
+        let path = entry?.path();
+        if path.is_dir() && !path.to_string_lossy().ends_with("-logs") {
+            all.push(path);
         }
     }
     Ok(all)

@@ -30,8 +30,8 @@ impl Module {
         };
         let (pins, sums) = (read("go.mod")?, read("go.sum")?);
         let own = main_file(&source)?;
-        let go = process::run(Command::new("go").args(["env", "GOVERSION"]))?;
-        let inputs = [&pins, &sums, &go, &self.commands.join(" "), &self.set.join(" "), own.as_str()];
+        let go = process::run(command(cache)?.args(["env", "GOVERSION"]))?;
+        let inputs = [RECIPE, &pins, &sums, &go, &self.commands.join(" "), &self.set.join(" "), own.as_str()];
         cache.entry(self.folder, &inputs, |path| {
             cache.require_space(8 * GIB)?;
             let count = self.commands.len();
@@ -55,6 +55,9 @@ impl Module {
     }
 }
 
+/// Bumped when programs are built in another way, so that old ones are not used.
+const RECIPE: &str = "1";
+
 /// `go`, with its caches inside ours and nothing of the caller's settings.
 pub(crate) fn command(cache: &Cache) -> Result<Command> {
     let mut go = Command::new("go");
@@ -62,6 +65,13 @@ pub(crate) fn command(cache: &Cache) -> Result<Command> {
         .env("GOCACHE", cache.area("go-build")?)
         .env("GOFLAGS", "-mod=readonly -trimpath -buildvcs=false -modcacherw")
         .env("CGO_ENABLED", "0")
+        .envs([
+            ("GOENV", "off"),
+            ("GOOS", "linux"),
+            ("GOARCH", "amd64"),
+            ("GOAMD64", "v1"),
+            ("GOEXPERIMENT", ""),
+        ])
         .env("GOTOOLCHAIN", "local")
         .env("GOWORK", "off");
     Ok(go)

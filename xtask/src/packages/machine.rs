@@ -31,7 +31,8 @@ pub(crate) fn programs() -> impl Iterator<Item = &'static str> {
 }
 
 /// Checks that this machine can carry the lab, and installs what is missing where that is possible.
-pub(crate) fn prepare() -> Result<()> {
+/// Go is needed for Kubernetes alone.
+pub(crate) fn prepare(with_kubernetes: bool) -> Result<()> {
     if std::env::consts::ARCH != "x86_64" {
         bail!("the lab runs on x86_64 and this is {}", std::env::consts::ARCH);
     }
@@ -44,7 +45,7 @@ pub(crate) fn prepare() -> Result<()> {
         bail!("/dev/net/tun is missing: load the driver (`modprobe tun`), or give the container the device");
     }
     install_missing()?;
-    check_go()
+    if with_kubernetes { check_go() } else { Ok(()) }
 }
 
 fn install_missing() -> Result<()> {

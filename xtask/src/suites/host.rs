@@ -32,7 +32,14 @@ const MOST_BOOTS: u32 = 50;
 pub(crate) fn build() -> Result<Vec<PathBuf>> {
     let step = progress::step("building the tests that run in guests");
     let mut cargo = workspace::cargo();
-    cargo.args(["test", "--workspace", "--test", "*", "--no-run", "--message-format=json"]);
+    cargo.args([
+        "test",
+        "--workspace",
+        "--test",
+        "*",
+        "--no-run",
+        "--message-format=json-render-diagnostics",
+    ]);
     let messages = process::run(&mut cargo)?;
     step.done();
     let mut binaries = Vec::new();
@@ -141,6 +148,7 @@ fn boot(lab: &Arc<Lab>, surroundings: Surroundings, state: bool) -> Result<Arc<G
     let step = progress::step("booting a guest");
     let spec = Spec { surroundings, state, ..Spec::new("guest") };
     let guest = Guest::boot(lab, spec, Vec::new())?;
+    guest.command(["cp", "-a", "/etc/lvm", "/run/lvm-at-boot"]).run()?;
     step.done();
     Ok(guest)
 }
@@ -167,7 +175,7 @@ fn run_case(lab: &Lab, guest: &Guest, case: &Case) -> Result<()> {
             FromGuest::Ended(ended) => log += &format!("# ended: {ended:?}\n"),
         });
         fs::write(&log_file, &log)?;
-        if !guest.is_running() && case.test.needs.power_cut {
+        if guest.cuts() > start.boots && case.test.needs.power_cut {
             start.boots += 1;
             if start.boots > MOST_BOOTS {
                 bail!("the power was cut {MOST_BOOTS} times");
@@ -202,7 +210,7 @@ fn tidy(guest: &Guest) -> Result<()> {
                [ -z \"$(dmsetup ls | grep -v 'No devices')\" ] && break\n\
              done 2>/dev/null\n\
              [ -z \"$(dmsetup ls | grep -v 'No devices')\" ]\n\
-             rm -rf /etc/lvm/archive/* /etc/lvm/backup/* /run/test",
+             rm -rf /run/test /etc/lvm/*; cp -a /run/lvm-at-boot/. /etc/lvm/",
         )
         .run()?;
     guest.unplug_all()

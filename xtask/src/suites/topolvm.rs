@@ -146,8 +146,8 @@ fn csi_sanity_passes_on_thick_and_on_thin_volumes(cluster: &Cluster) -> Result<(
     let thin = "csi.storage.k8s.io/fstype: xfs\ntopolvm.io/device-class: thin\n";
     returning_all_space(cluster, "csi-sanity", || {
         std::thread::scope(|scope| {
-            let thin = scope.spawn(|| sanity::run(cluster, "thin", Some(thin), &[]));
-            let thick = sanity::run(cluster, "thick", None, &NOT_OF_THICK_VOLUMES);
+            let thin = scope.spawn(|| sanity::run(cluster, "thin", Some(thin), &[], 52));
+            let thick = sanity::run(cluster, "thick", None, &NOT_OF_THICK_VOLUMES, 40);
             thick.and(thin.join().map_err(|_| anyhow::anyhow!("csi-sanity panicked"))?)
         })
     })

@@ -50,14 +50,14 @@ pub(crate) fn run(binaries: &[PathBuf], scratch: &Path, filter: &str, results: &
 }
 
 fn run_case(case: &Case, scratch: &Path) -> Result<()> {
-    let bench = Bench::set_up(scratch, &case.test.needs)?;
+    let disks = LoopDisks::set_up(scratch, &case.test.needs)?;
     let state = scratch.join("state");
     let _ = fs::remove_dir_all(&state);
     fs::create_dir_all(&state)?;
     let start = Start {
         name: case.test.name.clone(),
         serials: Vec::new(),
-        paths: bench.devices.clone(),
+        paths: disks.devices.clone(),
         boots: 0,
         control: None,
         state: state.display().to_string(),
@@ -65,53 +65,61 @@ fn run_case(case: &Case, scratch: &Path) -> Result<()> {
     // Mounts of the test are its own, and gone with it.
     let mut unshare = Command::new("unshare");
     unshare.arg("--mount").arg(&case.binary).arg("--lab-run").arg(serde_json::to_string(&start)?);
-    process::run(unshare.env("LVM_SYSTEM_DIR", &bench.lvm))?;
-    Ok(())
+    let ran = process::run_within(unshare.env("LVM_SYSTEM_DIR", &disks.lvm), &[], super::LIMIT);
+    let given_back = disks.give_back();
+    ran?;
+    given_back
 }
 
 /// Loop devices and an LVM for one test.
-struct Bench {
+struct LoopDisks {
     devices: Vec<String>,
     lvm: PathBuf,
     files: Vec<PathBuf>,
 }
 
-impl Bench {
-    fn set_up(scratch: &Path, needs: &Needs) -> Result<Bench> {
+impl LoopDisks {
+    fn set_up(scratch: &Path, needs: &Needs) -> Result<LoopDisks> {
         let lvm = scratch.join("lvm");
         fs::create_dir_all(&lvm)?;
-        let mut bench = Bench { devices: Vec::new(), lvm, files: Vec::new() };
+        let mut disks = LoopDisks { devices: Vec::new(), lvm, files: Vec::new() };
         for (number, disk) in needs.disks.iter().enumerate() {
             let path = scratch.join(format!("disk-{number}.img"));
             File::create(&path)?.set_len(disk.size)?;
-            bench.files.push(path.clone());
+            disks.files.push(path.clone());
             let device = process::run(Command::new("losetup").args(["--find", "--show"]).arg(&path))?;
-            bench.devices.push(device.trim().to_owned());
+            disks.devices.push(device.trim().to_owned());
         }
-        let accept: Vec<String> = bench.devices.iter().map(|device| format!("\"a|^{device}$|\"")).collect();
+        let accept: Vec<String> = disks.devices.iter().map(|device| format!("\"a|^{device}$|\"")).collect();
         let accept = accept.iter().map(|rule| format!("{rule}, ")).collect::<String>();
         let policy = format!(
             "devices {{ use_devicesfile = 0 global_filter = [ {accept}\"r|.*|\" ] }}\nactivation {{ monitoring = 0 }}\n"
         );
-        fs::write(bench.lvm.join("lvm.conf"), policy)?;
-        Ok(bench)
+        fs::write(disks.lvm.join("lvm.conf"), policy)?;
+        Ok(disks)
     }
 
-    fn tear_down(&self) -> Result<()> {
-        process::run(Command::new("lvm").args(["vgchange", "-an"]).env("LVM_SYSTEM_DIR", &self.lvm))?;
-        for device in &self.devices {
-            process::run(Command::new("losetup").args(["--detach", device]))
-                .context("a loop device is left")?;
+    /// Gives everything back; what cannot be given back is told, and fails the test.
+    fn give_back(mut self) -> Result<()> {
+        let deactivated =
+            process::run(Command::new("lvm").args(["vgchange", "-an"]).env("LVM_SYSTEM_DIR", &self.lvm));
+        let detached = self.detach();
+        deactivated.and(detached).map(drop)
+    }
+
+    fn detach(&mut self) -> Result<String> {
+        let mut outcome = Ok(String::new());
+        for device in self.devices.drain(..) {
+            let detached = process::run(Command::new("losetup").args(["--detach", &device]));
+            outcome = outcome.and(detached.with_context(|| format!("{device} is left")));
         }
-        Ok(())
+        outcome
     }
 }
 
-impl Drop for Bench {
+impl Drop for LoopDisks {
     fn drop(&mut self) {
-        if let Err(error) = self.tear_down() {
-            eprintln!("  {error:#}");
-        }
+        let _ = self.detach();
         for file in &self.files {
             let _ = fs::remove_file(file);
         }

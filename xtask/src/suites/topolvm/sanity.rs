@@ -15,7 +15,14 @@ use crate::{process, progress};
 const LIMIT: Duration = Duration::from_secs(3000);
 
 /// Runs it on volumes of this kind, without the specs that match one of `skip`.
-pub(super) fn run(cluster: &Cluster, kind: &str, parameters: Option<&str>, skip: &[&str]) -> Result<()> {
+/// At least `baseline` specs must pass: as many as when the lab was made.
+pub(super) fn run(
+    cluster: &Cluster,
+    kind: &str,
+    parameters: Option<&str>,
+    skip: &[&str],
+    baseline: u32,
+) -> Result<()> {
     let step = progress::step(format!("csi-sanity on {kind} volumes"));
     let guest = &topolvm::controller_node(cluster)?.guest;
     let (mounts, staging) =
@@ -43,7 +50,7 @@ pub(super) fn run(cluster: &Cluster, kind: &str, parameters: Option<&str>, skip:
     let last_words = || format!("csi-sanity {:?}:\n{}", ran.ended, process::last_lines(&said, 40));
     let counts = Counts::parse(&said).with_context(last_words)?;
     ensure!(ran.ended == Ended::Exited(0) && counts.failed == 0, "{}", last_words());
-    ensure!(counts.passed > 0, "csi-sanity has run nothing: {counts:?}");
+    ensure!(counts.passed >= baseline, "{baseline} specs used to pass on {kind} volumes, now {counts:?}");
     step.done();
     eprintln!("  csi-sanity on {kind} volumes: {} passed, {} skipped", counts.passed, counts.skipped);
     Ok(())
