@@ -33,7 +33,7 @@ pub(crate) fn enter() -> Result<()> {
         load(Path::new("/drivers").join(driver).as_path())?;
     }
     let image = disk_with_serial("lab-root")?.ok_or("no disk with the serial lab-root")?;
-    for directory in ["/image", "/top", "/root"] {
+    for directory in ["/image", "/top", "/system"] {
         fs::create_dir_all(directory)?;
     }
     mount(&image, "/image", "ext4", MountFlags::RDONLY | MountFlags::NOATIME, None)?;
@@ -41,15 +41,15 @@ pub(crate) fn enter() -> Result<()> {
     fs::create_dir("/top/upper")?;
     fs::create_dir("/top/work")?;
     let layers = c"lowerdir=/image,upperdir=/top/upper,workdir=/top/work";
-    mount("overlay", "/root", "overlay", MountFlags::NOATIME, Some(layers))?;
-    let agent = format!("/root{AGENT}");
+    mount("overlay", "/system", "overlay", MountFlags::NOATIME, Some(layers))?;
+    let agent = format!("/system{AGENT}");
     fs::copy("/init", &agent)?;
     fs::set_permissions(&agent, fs::Permissions::from_mode(0o755))?;
     for directory in ["dev", "proc", "sys"] {
-        mount_move(format!("/{directory}"), format!("/root/{directory}"))?;
+        mount_move(format!("/{directory}"), format!("/system/{directory}"))?;
     }
     fs::remove_dir_all("/drivers")?;
-    rustix::process::chdir("/root")?;
+    rustix::process::chdir("/system")?;
     mount_move(".", "/")?;
     rustix::process::chroot(".")?;
     rustix::process::chdir("/")?;

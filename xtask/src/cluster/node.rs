@@ -68,7 +68,7 @@ impl Node {
             ("etc/kubernetes/kubelet.kubeconfig", authority.kubeconfig(server, &user, &["system:nodes"])?),
             ("etc/kubernetes/kubelet.json", kubelet(options)),
             ("etc/kubernetes/kube-proxy.kubeconfig", authority.kubeconfig(server, "system:kube-proxy", &[])?),
-            ("root/start", start_script(&name, guest.address, options)),
+            ("etc/kubernetes/start", start_script(&name, guest.address, options)),
         ];
         let node = Node { name, guest };
         let guest = &node.guest;
@@ -78,7 +78,7 @@ impl Node {
             .map(|(other, number)| format!("ip route replace {} via {}", pods_of(number), other.address))
             .collect();
         guest.script(&routes.join("\n")).run()?;
-        let started = guest.command(["bash", "/root/start"]).limit(Duration::from_secs(400)).run();
+        let started = guest.command(["bash", "/etc/kubernetes/start"]).limit(Duration::from_secs(400)).run();
         started.inspect_err(|_| node.collect_logs())?;
         Ok(node)
     }
