@@ -2,11 +2,13 @@
 //!
 //! An entry is a directory named by what it is and a hash of all that went into it. It is made under another name and
 //! renamed when it is complete, so one that was interrupted is never taken for finished; a list of its files with
-//! their sizes tells one that was damaged since. A lock per entry lets one process make it while others wait.
+//! their sizes tells one that was damaged since. A lock per entry lets one process make it while others wait; the time
+//! of the lock tells when the entry was last used.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
@@ -104,6 +106,7 @@ impl Cache {
             lock.lock()?;
             step.done();
         }
+        lock.set_modified(SystemTime::now())?;
         if path.exists() {
             match damage(&path)? {
                 None => return Ok(path),
@@ -138,6 +141,25 @@ impl Cache {
         }
         kept.sort_by_key(|kept| std::cmp::Reverse(kept.size));
         Ok(kept)
+    }
+
+    /// Removes entries that nobody has used for so long, and returns their names. Tools' own areas stay: they look
+    /// after themselves.
+    pub(crate) fn remove_older_than(&self, age: Duration) -> Result<Vec<String>> {
+        let mut removed = Vec::new();
+        for kept in self.list()? {
+            let path = self.directory.join(&kept.name);
+            if !path.join(FILES).exists() {
+                continue;
+            }
+            let lock = lock_file(&self.directory, &kept.name)?;
+            let used = lock.metadata()?.modified()?;
+            if used.elapsed().unwrap_or_default() > age && lock.try_lock().is_ok() {
+                fs::remove_dir_all(&path).with_context(|| kept.name.clone())?;
+                removed.push(kept.name);
+            }
+        }
+        Ok(removed)
     }
 
     /// Fails unless `bytes` are free where the cache lies.
@@ -338,6 +360,21 @@ mod tests {
         making.lock().unwrap();
         drop(Cache::open_at(directory.clone()).unwrap());
         assert!(!directory.join("left-1.7.half").exists() && directory.join("made-1.7.half").exists());
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn only_what_nobody_uses_any_more_is_removed_as_old() {
+        let directory = scratch("old");
+        let cache = Cache::open_at(directory.clone()).unwrap();
+        let old = cache.entry("old", &[], |_| Ok(())).unwrap();
+        let new = cache.entry("new", &[], |_| Ok(())).unwrap();
+        let area = cache.area("tool").unwrap();
+        let name = old.file_name().unwrap().to_string_lossy().into_owned();
+        let day = Duration::from_secs(24 * 3600);
+        lock_file(&directory, &name).unwrap().set_modified(SystemTime::now() - 2 * day).unwrap();
+        assert_eq!(cache.remove_older_than(day).unwrap(), [name]);
+        assert!(!old.exists() && new.exists() && area.exists());
         fs::remove_dir_all(directory).unwrap();
     }
 

@@ -94,6 +94,11 @@ fn name(command: &Command) -> String {
     format!("`{} {}`", program.to_string_lossy(), arguments.join(" "))
 }
 
+/// A program of this machine, to be completed. Places for administrators' programs need not be in `PATH`.
+pub(crate) fn program(name: &str) -> Command {
+    Command::new(find(name).unwrap_or_else(|| name.into()))
+}
+
 /// Where a program lies, looked for in `PATH` and the places for administrators' programs.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

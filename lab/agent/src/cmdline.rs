@@ -19,6 +19,8 @@ pub(crate) struct Cmdline {
     pub(crate) dmeventd: bool,
     /// Whether LVM uses a devices file.
     pub(crate) devices_file: bool,
+    /// Whether there is a disk for what must outlive a power cut.
+    pub(crate) state: bool,
     /// Whether this guest only shows that it boots, and powers off.
     pub(crate) probe: bool,
 }
@@ -41,6 +43,7 @@ impl Cmdline {
             udev: flag("lab.udev"),
             dmeventd: flag("lab.dmeventd"),
             devices_file: flag("lab.devices-file"),
+            state: flag("lab.state"),
             probe: flag("lab.probe"),
         }
     }

@@ -22,7 +22,9 @@ pub(crate) fn start() -> Result<()> {
     fs::write("/etc/hostname", format!("{}\n", line.name))?;
     fs::write("/etc/hosts", format!("127.0.0.1 localhost {}\n", line.name))?;
     network(&line)?;
-    state()?;
+    if line.state {
+        state()?;
+    }
     lvm_policy(&line)?;
     if line.udev {
         udev()?;
@@ -100,7 +102,7 @@ fn network(line: &Cmdline) -> Result<()> {
 }
 
 fn state() -> Result<()> {
-    let Some(disk) = disk_with_serial("lab-state")? else { return Ok(()) };
+    let disk = disk_with_serial("lab-state")?.ok_or("the state disk is missing")?;
     fs::create_dir_all("/state")?;
     mount(disk, "/state", "ext4", MountFlags::NOATIME, None)?;
     for directory in STATE {

@@ -50,6 +50,11 @@ impl Disk {
     }
 }
 
+/// The link that udev makes for the disk with this serial number.
+pub fn link_by_id(serial: &str) -> String {
+    format!("/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_{serial}")
+}
+
 /// What is wrong with a disk from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {

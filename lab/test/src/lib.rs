@@ -22,7 +22,7 @@ mod program;
 mod runner;
 
 pub use lab::Lab;
-pub use lab_protocol::disk::{Cut, Disk, Fault, GIB, MIB};
+pub use lab_protocol::disk::{Cut, Disk, Fault, GIB, MIB, link_by_id};
 pub use lab_protocol::needs::Needs;
 pub use program::{fails, run, run_with_input};
 pub use runner::{Test, main};

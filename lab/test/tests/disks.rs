@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use lab_test::{Disk, GIB, Lab, MIB, Needs, Result, run};
+use lab_test::{Disk, GIB, Lab, MIB, Needs, Result, link_by_id, run};
 
 fn attribute(device: &str, name: &str) -> Result<String> {
     let device = device.trim_start_matches("/dev/");
@@ -26,7 +26,8 @@ fn disks_have_the_size_the_sectors_and_the_kind_that_were_asked_for(lab: &Lab) -
 fn a_disk_is_plugged_in_appears_by_id_and_is_pulled_out(lab: &Lab) -> Result {
     let (serial, path) = lab.plug(Disk::new(64 * MIB).serial("plugged-in"))?;
     assert_eq!(serial, "plugged-in");
-    let link = Path::new("/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_plugged-in");
+    let link = link_by_id(&serial);
+    let link = Path::new(&link);
     let target = lab.wait_for("the link by id", || fs::canonicalize(link).ok())?;
     assert_eq!(target, Path::new(&path));
     run("dd", ["if=/dev/zero", &format!("of={path}"), "bs=1M", "count=1", "oflag=direct"])?;

@@ -25,6 +25,15 @@ pub(super) fn run(lab: &Arc<Lab>, programs: &Programs) -> Result<Vec<Entry>> {
     let began = Instant::now();
     let cluster = Cluster::start(lab, programs, &Options::nodes(1))?;
     let ready = began.elapsed().as_secs_f64();
+    let pods = time_pods(&cluster).inspect_err(|_| cluster.collect_logs())?;
+    Ok(vec![
+        Entry::seconds("guest: power on to first command", &boots, Some(10.0)),
+        Entry::seconds("cluster: power on to one node Ready", &[ready], None),
+        Entry::seconds("pod: created to Running", &pods, None),
+    ])
+}
+
+fn time_pods(cluster: &Cluster) -> Result<Vec<f64>> {
     let mut pods = Vec::new();
     for round in 0..ROUNDS {
         let name = format!("pod-{round}");
@@ -41,9 +50,5 @@ pub(super) fn run(lab: &Arc<Lab>, programs: &Programs) -> Result<Vec<Entry>> {
         })?;
         pods.push(began.elapsed().as_secs_f64());
     }
-    Ok(vec![
-        Entry::seconds("guest: power on to first command", &boots, Some(10.0)),
-        Entry::seconds("cluster: power on to one node Ready", &[ready], None),
-        Entry::seconds("pod: created to Running", &pods, None),
-    ])
+    Ok(pods)
 }

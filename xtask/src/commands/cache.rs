@@ -1,6 +1,8 @@
 //! `cargo xtask cache`.
 
+use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -17,17 +19,34 @@ pub(crate) struct Options {
 #[derive(Subcommand)]
 enum What {
     /// Remove all of it. The next command builds again what it needs.
-    Clean,
+    Clean {
+        /// Only what no command has used for two weeks, and what was left half made.
+        #[arg(long)]
+        old: bool,
+    },
 }
+
+const OLD: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// Shows or removes it.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let directory = cache::directory()?;
-    if let Some(What::Clean) = options.what {
-        cache::clean()?;
-        println!("removed {}", directory.display());
-        return Ok(ExitCode::SUCCESS);
+    match options.what {
+        None => list(&directory)?,
+        Some(What::Clean { old: false }) => {
+            cache::clean()?;
+            println!("removed {}", directory.display());
+        }
+        Some(What::Clean { old: true }) => {
+            for name in Cache::open()?.remove_older_than(OLD)? {
+                println!("removed {name}");
+            }
+        }
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(directory: &Path) -> Result<()> {
     let kept = Cache::open()?.list()?;
     let mib = |bytes: u64| bytes >> 20;
     for entry in &kept {
@@ -35,5 +54,5 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         println!("{:>8} MiB  {}{state}", mib(entry.size), entry.name);
     }
     println!("{:>8} MiB  in {}", mib(kept.iter().map(|entry| entry.size).sum()), directory.display());
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

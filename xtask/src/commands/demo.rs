@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
-use lab_protocol::disk::{Disk, GIB};
+use lab_protocol::disk::{Disk, GIB, link_by_id};
 
 use crate::cluster::programs::Version;
 use crate::cluster::{Cluster, Options};
@@ -22,13 +22,18 @@ pub(crate) fn inside() -> Result<ExitCode> {
     let lab = Lab::start(&prepared)?;
     println!("\n1. A machine with its own kernel boots, and joins a Kubernetes cluster.");
     let cluster = Cluster::start(&lab, prepared.programs()?, &Options::nodes(1))?;
+    show(&cluster).inspect_err(|_| cluster.collect_logs())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(cluster: &Cluster) -> Result<()> {
     let node = &cluster.nodes()[0];
     print!("{}", cluster.kubectl(["get", "nodes", "-o", "wide"])?);
 
     println!("\n2. A disk is plugged in; LVM makes a volume group and a thin pool of it.");
     let began = Instant::now();
     node.guest.plug_new(Disk::new(20 * GIB).serial("demo"))?;
-    let disk = "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_demo";
+    let disk = link_by_id("demo");
     let script = format!(
         "until [ -b {disk} ]; do udevadm settle; done
          vgcreate demo {disk}
@@ -54,5 +59,5 @@ pub(crate) fn inside() -> Result<ExitCode> {
     print!("{}", cluster.kubectl(["exec", "hello", "--", "echo", "hello from a pod in the lab"])?);
     println!("({})", progress::seconds(began.elapsed()));
     println!("\nThat was the lab. `cargo xtask lab up` starts one to play with.");
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

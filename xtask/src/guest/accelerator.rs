@@ -2,16 +2,16 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::qemu;
 use crate::cache::Cache;
 use crate::packages::root::Root;
-use crate::progress;
+use crate::{process, progress};
 
 /// What runs a guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,8 +59,9 @@ fn boots_with_kvm(root: &Root, initramfs: &Path, console: &Path) -> Result<bool>
         surroundings: None,
     };
     // A guest that hangs must not outlive this command.
-    let mut qemu = Command::new("setpriv")
-        .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
+    let mut qemu = process::program("setpriv")
+        .args(["--pdeathsig", "KILL"])
+        .arg(process::find("qemu-system-x86_64").context("qemu-system-x86_64 is not installed")?)
         .args(start.arguments())
         .stdin(Stdio::null())
         .stdout(Stdio::null())

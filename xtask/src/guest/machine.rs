@@ -162,6 +162,7 @@ impl Guest {
         words += &flag("udev", spec.surroundings.udev);
         words += &flag("dmeventd", spec.surroundings.dmeventd);
         words += &flag("devices-file", spec.surroundings.devices_file);
+        words += &flag("state", spec.state);
         let mut images = vec![(lab.root.image.as_path(), "lab-root", false)];
         images.extend(self.state.iter().map(|path| (path.as_path(), "lab-state", true)));
         images.extend(spec.programs.iter().map(|path| (path.as_path(), "lab-programs", false)));
@@ -184,7 +185,7 @@ impl Guest {
             }),
         };
         let log = File::options().create(true).append(true).open(console.with_extension("qemu.log"))?;
-        let mut qemu = std::process::Command::new("qemu-system-x86_64");
+        let mut qemu = process::program("qemu-system-x86_64");
         qemu.args(start.arguments()).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         qemu.spawn().context("qemu-system-x86_64")
     }
@@ -340,7 +341,7 @@ impl Power {
 fn state_disk(lab: &Lab, guest: &str) -> Result<PathBuf> {
     let path = lab.path(&format!("{guest}.state"));
     File::create(&path)?.set_len(16 * GIB)?;
-    let mut mke2fs = std::process::Command::new("mke2fs");
+    let mut mke2fs = process::program("mke2fs");
     // The kernel finishes the tables in the background otherwise, which costs an emulated guest dearly.
     mke2fs.args([
         "-q",

@@ -7,6 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::process;
+
 /// Tells the inside where its run's directory is.
 pub(crate) const VARIABLE: &str = "LVMS_LAB_RUN";
 
@@ -35,7 +37,7 @@ pub(crate) fn place() -> Result<Place> {
 /// A command, to be completed, that runs a program inside the lab whose first process has this number.
 /// Files are seen as outside, so that a person's relative paths hold.
 pub(crate) fn join(first: u32) -> Command {
-    let mut nsenter = Command::new("nsenter");
+    let mut nsenter = process::program("nsenter");
     nsenter.args(["--target", &first.to_string(), "--net", "--pid", "--"]);
     nsenter
 }
@@ -46,7 +48,7 @@ pub(crate) fn join(first: u32) -> Command {
 /// namespace, with which all others in it die: by SIGKILL, too, and with nobody left to clean up.
 pub(crate) fn enter(run: &Path) -> Result<i32> {
     let this = std::env::current_exe()?;
-    let mut command = Command::new("setpriv");
+    let mut command = process::program("setpriv");
     command
         .args(["--pdeathsig", "KILL", "unshare", "--fork", "--kill-child=KILL"])
         .args(["--pid", "--mount-proc", "--mount", "--net", "--ipc", "--uts"])

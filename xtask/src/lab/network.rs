@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
-use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
@@ -62,6 +61,6 @@ impl Network {
 }
 
 fn ip(batch: &str) -> Result<()> {
-    process::run_with_input(Command::new("ip").args(["-batch", "-"]), batch.as_bytes())?;
+    process::run_with_input(process::program("ip").args(["-batch", "-"]), batch.as_bytes())?;
     Ok(())
 }

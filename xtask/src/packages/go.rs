@@ -58,10 +58,12 @@ impl Module {
 /// Bumped when programs are built in another way, so that old ones are not used.
 const RECIPE: &str = "1";
 
-/// `go`, with its caches inside ours and nothing of the caller's settings.
+/// `go`, with its caches inside ours and nothing of the caller's settings. It dies with the command that asked for it.
 pub(crate) fn command(cache: &Cache) -> Result<Command> {
-    let mut go = Command::new("go");
-    go.env("GOMODCACHE", cache.area("go-modules")?)
+    let mut go = process::program("setpriv");
+    go.args(["--pdeathsig", "KILL"])
+        .arg(process::find("go").context("go is not in PATH")?)
+        .env("GOMODCACHE", cache.area("go-modules")?)
         .env("GOCACHE", cache.area("go-build")?)
         .env("GOFLAGS", "-mod=readonly -trimpath -buildvcs=false -modcacherw")
         .env("CGO_ENABLED", "0")

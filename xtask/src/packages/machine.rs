@@ -61,7 +61,7 @@ fn install_missing() -> Result<()> {
     }
     let step = progress::step(format!("installing {names}"));
     apt_update()?;
-    let mut apt = Command::new("apt-get");
+    let mut apt = process::program("apt-get");
     apt.args(["install", "--yes", "--no-install-recommends"])
         .args(&packages)
         .env("DEBIAN_FRONTEND", "noninteractive");
@@ -72,7 +72,7 @@ fn install_missing() -> Result<()> {
 
 /// Reads the package lists anew.
 pub(crate) fn apt_update() -> Result<()> {
-    process::run(Command::new("apt-get").arg("update"))?;
+    process::run(process::program("apt-get").arg("update"))?;
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail};
@@ -171,7 +171,7 @@ fn fetch(archives: &Path, kernel: &str) -> Result<()> {
     fs::create_dir_all(archives.join("partial"))?;
     let status = archives.join("status");
     fs::write(&status, "")?;
-    let mut apt = Command::new("apt-get");
+    let mut apt = process::program("apt-get");
     apt.args(["install", "--yes", "--download-only", "--no-install-recommends"])
         .args(["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root"])
         .arg("-o")
@@ -208,9 +208,9 @@ fn unpack(archives: &Path, tree: &Path, step: &progress::Step) -> Result<()> {
 /// `dpkg-deb --extract` would replace the links `/bin`, `/lib` and so on by directories.
 fn extract(package: &Path, tree: &Path) -> Result<()> {
     let mut content =
-        Command::new("dpkg-deb").arg("--fsys-tarfile").arg(package).stdout(Stdio::piped()).spawn()?;
+        process::program("dpkg-deb").arg("--fsys-tarfile").arg(package).stdout(Stdio::piped()).spawn()?;
     let pipe = content.stdout.take().context("a piped child has an output")?;
-    let mut tar = Command::new("tar");
+    let mut tar = process::program("tar");
     tar.args(["--extract", "--preserve-permissions", "--keep-directory-symlink", "--directory"]).arg(tree);
     let unpacked = tar.stdin(pipe).output()?;
     if !content.wait()?.success() || !unpacked.status.success() {
@@ -263,8 +263,8 @@ fn furnish(tree: &Path) -> Result<()> {
         remove(&drivers.join("kernel").join(directory))?;
     }
     let version = drivers.file_name().context("a kernel version")?;
-    process::run(Command::new("chroot").arg(tree).arg("/sbin/ldconfig"))?;
-    process::run(Command::new("chroot").arg(tree).arg("/sbin/depmod").arg(version))?;
+    process::run(process::program("chroot").arg(tree).arg("/sbin/ldconfig"))?;
+    process::run(process::program("chroot").arg(tree).arg("/sbin/depmod").arg(version))?;
     Ok(())
 }
 
@@ -285,11 +285,11 @@ fn remove(directory: &Path) -> Result<()> {
 
 /// An ext4 image with the contents of `tree` and `spare` bytes more.
 pub(crate) fn image(tree: &Path, image: &Path, spare: u64) -> Result<()> {
-    let used = process::run(Command::new("du").args(["--summarize", "--block-size=1"]).arg(tree))?;
+    let used = process::run(process::program("du").args(["--summarize", "--block-size=1"]).arg(tree))?;
     let used: u64 =
         used.split_whitespace().next().unwrap_or_default().parse().context("du printed no number")?;
     let size = (used + used / 8 + spare) / 4096;
-    let mut mke2fs = Command::new("mke2fs");
+    let mut mke2fs = process::program("mke2fs");
     mke2fs.args(["-q", "-t", "ext4", "-b", "4096", "-m", "0", "-O", "^has_journal", "-d"]);
     process::run(mke2fs.arg(tree).arg(image).arg(size.to_string()))?;
     Ok(())

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use lab_protocol::disk::{Disk, GIB};
+use lab_protocol::disk::{Disk, GIB, link_by_id};
 
 use super::snapshots::SNAPSHOTTER;
 use super::{await_deployment, define};
@@ -119,7 +119,7 @@ pub(crate) fn install(cache: &Cache, cluster: &Cluster) -> Result<()> {
 fn make_volume_groups(cluster: &Cluster, guest: &Guest, size: u64) -> Result<()> {
     let plug = |serial: &str| {
         let serial = guest.plug_new(Disk::new(size).serial(serial))?;
-        Ok::<_, anyhow::Error>(format!("/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_{serial}"))
+        Ok::<_, anyhow::Error>(link_by_id(&serial))
     };
     let (thick, thin) = (plug("topolvm-thick")?, plug("topolvm-thin")?);
     for disk in [&thick, &thin] {

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use lab_protocol::agent::{Ended, FromGuest};
@@ -24,6 +24,9 @@ use crate::{process, progress, workspace};
 
 /// A test may take this long, boots included; it is killed then and has failed.
 const LIMIT: Duration = Duration::from_secs(900);
+
+/// Set for a test and, by inheritance, for all that it starts and may leave behind.
+const MARK: &str = "LAB_TEST";
 
 /// More boots than this in one test mean that it goes round in circles.
 const MOST_BOOTS: u32 = 50;
@@ -166,11 +169,13 @@ fn run_case(lab: &Lab, guest: &Guest, case: &Case) -> Result<()> {
         control: Some(format!("{}:{}", lab.network.gateway(), control::PORT)),
         state: state.to_owned(),
     };
+    let deadline = Instant::now() + LIMIT;
     let log_file = lab.path(&format!("{}.log", case.name.replace("::", "-")));
     loop {
         let binary = format!("/lab/{}", case.binary.file_name().unwrap_or_default().to_string_lossy());
-        let run = guest.command([&binary, "--lab-run", &serde_json::to_string(&start)?]);
-        let ran = run.limit(LIMIT).follow(|frame| match frame {
+        let run =
+            guest.command([&binary, "--lab-run", &serde_json::to_string(&start)?]).env(MARK, &case.name);
+        let ran = run.limit(deadline.saturating_duration_since(Instant::now())).follow(|frame| match frame {
             FromGuest::Stdout(bytes) | FromGuest::Stderr(bytes) => log += &String::from_utf8_lossy(bytes),
             FromGuest::Ended(ended) => log += &format!("# ended: {ended:?}\n"),
         });
@@ -199,11 +204,14 @@ fn plug(guest: &Guest, needs: &Needs) -> Result<Vec<String>> {
     needs.disks.iter().map(|disk| guest.plug_new(disk.clone())).collect()
 }
 
-/// Brings a guest back to where it was before a test: no mounts, no device-mapper devices, no disks.
+/// Brings a guest back to where it was before a test: nothing left running, no mounts, no device-mapper devices, no disks.
 fn tidy(guest: &Guest) -> Result<()> {
     guest
-        .script(
-            "cd /; awk '$1 ~ \"^/dev/(mapper|sd|dm-)\" || $2 ~ \"^/run/test\" {print $2}' /proc/mounts | tac | \
+        .script(&format!(
+            "for process in $(grep -lsz '^{MARK}=' /proc/[0-9]*/environ); do\n\
+               process=${{process#/proc/}}; kill -9 ${{process%/environ}} || true\n\
+             done 2>/dev/null\n\
+             cd /; awk '$1 ~ \"^/dev/(mapper|sd|dm-)\" || $2 ~ \"^/run/test\" {{print $2}}' /proc/mounts | tac | \
              while read -r place; do umount \"$place\"; done\n\
              for round in 1 2 3 4 5; do\n\
                for device in $(dmsetup info -c --noheadings -o name); do dmsetup remove --retry \"$device\" || true; done\n\
@@ -211,7 +219,7 @@ fn tidy(guest: &Guest) -> Result<()> {
              done 2>/dev/null\n\
              [ -z \"$(dmsetup ls | grep -v 'No devices')\" ]\n\
              rm -rf /run/test /etc/lvm/*; cp -a /run/lvm-at-boot/. /etc/lvm/",
-        )
+        ))
         .run()?;
     guest.unplug_all()
 }

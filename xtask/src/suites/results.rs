@@ -1,10 +1,11 @@
 //! How the tests went.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::progress::seconds;
@@ -28,7 +29,9 @@ impl Results {
     /// Runs one test and prints how it went.
     pub(crate) fn run(&mut self, suite: &str, test: &str, body: impl FnOnce() -> Result<()>) -> bool {
         let began = std::time::Instant::now();
-        let failure = body().err().map(|error| format!("{error:#}"));
+        // A panic fails its test and no other; the next one makes what it needs anew.
+        let ended = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| bail!("panicked"));
+        let failure = ended.err().map(|error| format!("{error:#}"));
         self.add(suite, test, began.elapsed(), failure)
     }
 

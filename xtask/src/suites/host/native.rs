@@ -5,7 +5,6 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use lab_protocol::needs::{Needs, Start};
@@ -63,7 +62,7 @@ fn run_case(case: &Case, scratch: &Path) -> Result<()> {
         state: state.display().to_string(),
     };
     // Mounts of the test are its own, and gone with it.
-    let mut unshare = Command::new("unshare");
+    let mut unshare = process::program("unshare");
     unshare.arg("--mount").arg(&case.binary).arg("--lab-run").arg(serde_json::to_string(&start)?);
     let ran = process::run_within(unshare.env("LVM_SYSTEM_DIR", &disks.lvm), &[], super::LIMIT);
     let given_back = disks.give_back();
@@ -87,7 +86,7 @@ impl LoopDisks {
             let path = scratch.join(format!("disk-{number}.img"));
             File::create(&path)?.set_len(disk.size)?;
             disks.files.push(path.clone());
-            let device = process::run(Command::new("losetup").args(["--find", "--show"]).arg(&path))?;
+            let device = process::run(process::program("losetup").args(["--find", "--show"]).arg(&path))?;
             disks.devices.push(device.trim().to_owned());
         }
         let accept: Vec<String> = disks.devices.iter().map(|device| format!("\"a|^{device}$|\"")).collect();
@@ -102,7 +101,7 @@ impl LoopDisks {
     /// Gives everything back; what cannot be given back is told, and fails the test.
     fn give_back(mut self) -> Result<()> {
         let deactivated =
-            process::run(Command::new("lvm").args(["vgchange", "-an"]).env("LVM_SYSTEM_DIR", &self.lvm));
+            process::run(process::program("lvm").args(["vgchange", "-an"]).env("LVM_SYSTEM_DIR", &self.lvm));
         let detached = self.detach();
         deactivated.and(detached).map(drop)
     }
@@ -110,7 +109,7 @@ impl LoopDisks {
     fn detach(&mut self) -> Result<String> {
         let mut outcome = Ok(String::new());
         for device in self.devices.drain(..) {
-            let detached = process::run(Command::new("losetup").args(["--detach", &device]));
+            let detached = process::run(process::program("losetup").args(["--detach", &device]));
             outcome = outcome.and(detached.with_context(|| format!("{device} is left")));
         }
         outcome

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lab_protocol::agent::Ended;
-use lab_protocol::disk::{Cut, Disk, Fault, GIB, MIB};
+use lab_protocol::disk::{Cut, Disk, Fault, GIB, MIB, link_by_id};
 
 use crate::guest::{Guest, Spec};
 use crate::lab::Lab;
@@ -72,7 +72,7 @@ fn a_guest_whose_power_is_cut_is_noticed(lab: &Arc<Lab>) -> Result<()> {
 
 /// Two guests, booted at the same time, with one breakable disk in both.
 fn two_guests(lab: &Arc<Lab>, size: u64) -> Result<(Arc<Guest>, Arc<Guest>)> {
-    let disk = lab.new_disk(Disk::new(size).serial("shared").with_faults())?;
+    let disk = lab.new_disk(Disk::new(size).serial(SHARED).with_faults())?;
     let boot = |name: &str| Guest::boot(lab, Spec { cpus: 1, ..Spec::new(name) }, vec![Arc::clone(&disk)]);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| boot("b"));
@@ -82,17 +82,19 @@ fn two_guests(lab: &Arc<Lab>, size: u64) -> Result<(Arc<Guest>, Arc<Guest>)> {
     })
 }
 
-/// The shared disk, in a guest.
-const SHARED: &str = "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_shared";
+/// The serial number of the shared disk.
+const SHARED: &str = "shared";
 
 fn write_block(guest: &Guest, number: u32, text: &str) -> Result<()> {
-    let place = format!("dd of={SHARED} bs=4096 seek={number} conv=sync,notrunc oflag=direct status=none");
+    let disk = link_by_id(SHARED);
+    let place = format!("dd of={disk} bs=4096 seek={number} conv=sync,notrunc oflag=direct status=none");
     guest.script(&place).stdin(text).run()?;
     Ok(())
 }
 
 fn read_block(guest: &Guest, number: u32) -> Result<String> {
-    let place = format!("dd if={SHARED} bs=4096 skip={number} count=1 iflag=direct status=none");
+    let disk = link_by_id(SHARED);
+    let place = format!("dd if={disk} bs=4096 skip={number} count=1 iflag=direct status=none");
     Ok(guest.script(&place).run()?.text().trim_matches('\0').to_owned())
 }
 
@@ -130,7 +132,9 @@ fn sanlock_and_lvmlockd_start_on_a_shared_disk(lab: &Arc<Lab>) -> Result<()> {
     };
     start(&a, 1)?;
     start(&b, 2)?;
-    a.script(&format!("vgcreate --shared shared {SHARED}")).limit(Duration::from_secs(300)).run()?;
+    a.script(&format!("vgcreate --shared shared {}", link_by_id(SHARED)))
+        .limit(Duration::from_secs(300))
+        .run()?;
     // The first start after the lock device appeared may fail without udev's help, and succeeds when repeated.
     let join =
         "until vgchange --lock-start shared && lvmlockctl --info | grep -q 'VG shared'; do sleep 1; done";
