@@ -12,7 +12,7 @@ pub(crate) mod runs;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 
 use anyhow::{Context, Result};
 use lab_protocol::disk::Disk;
@@ -26,6 +26,7 @@ use crate::guest::medium::Medium;
 use crate::lab::network::Network;
 use crate::packages::initramfs;
 use crate::packages::root::{self, Root};
+use crate::suites::Suite;
 use crate::workspace;
 
 /// What was made ready outside, and is used inside.
@@ -35,6 +36,8 @@ pub(crate) struct Prepared {
     accelerator: Accelerator,
     /// Test binaries that run in guests, by their names in the share.
     pub(crate) tests: Vec<PathBuf>,
+    /// Suites of tests to run.
+    pub(crate) suites: Vec<Suite>,
     /// What a cluster is made of, if there shall be one.
     pub(crate) programs: Option<Programs>,
 }
@@ -52,11 +55,12 @@ impl Prepared {
         let initramfs = run.join("initramfs");
         initramfs::write(&initramfs, &agent, &root.drivers)?;
         let accelerator = accelerator::choose(cache, &root, &initramfs)?;
-        match accelerator {
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| match accelerator {
             Accelerator::Kvm => eprintln!("  guests run with KVM"),
             Accelerator::Emulation => eprintln!("  guests run under emulation: no guest boots with KVM here"),
-        }
-        Ok(Prepared { root, accelerator, tests: Vec::new(), programs: None })
+        });
+        Ok(Prepared { root, accelerator, tests: Vec::new(), suites: Vec::new(), programs: None })
     }
 
     /// Makes ready what a cluster needs; `more` are files for its nodes.

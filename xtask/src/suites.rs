@@ -14,11 +14,33 @@ pub(crate) mod topolvm;
 pub(crate) mod unit;
 
 use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 
 pub(crate) use results::Results;
 
-/// A named set of tests.
+/// Suites that share a lab, one after the other. The labs run at the same time; this divides the work about evenly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// The lab itself and lvms.
+    Ours,
+    /// What lvms is measured against.
+    Peers,
+}
+
+impl Lane {
+    pub(crate) const ALL: [Lane; 2] = [Lane::Ours, Lane::Peers];
+
+    /// The name of its runs.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Lane::Ours => "test",
+            Lane::Peers => "test-peers",
+        }
+    }
+}
+
+/// A named set of tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Suite {
     Unit,
     Host,
@@ -36,8 +58,16 @@ impl Suite {
         }
     }
 
-    /// In the order in which they run: one node beside the single guests, three when both processors are free again.
-    pub(crate) const ALL: [Suite; 5] = [Suite::Unit, Suite::Host, Suite::Lab, Suite::Topolvm, Suite::Cluster];
+    /// The lab in which it runs.
+    pub(crate) fn lane(self) -> Lane {
+        match self {
+            Suite::Unit | Suite::Host | Suite::Lab | Suite::Cluster => Lane::Ours,
+            Suite::Topolvm => Lane::Peers,
+        }
+    }
+
+    /// In the order in which they run: the quick ones first.
+    pub(crate) const ALL: [Suite; 5] = [Suite::Unit, Suite::Host, Suite::Lab, Suite::Cluster, Suite::Topolvm];
 
     /// What a person calls it.
     pub(crate) fn name(self) -> &'static str {
@@ -70,6 +100,6 @@ mod tests {
     #[test]
     fn an_unknown_suite_is_refused_with_the_names_of_all() {
         let error = Suite::named("hots").unwrap_err().to_string();
-        assert_eq!(error, "there is no suite \"hots\": use one of unit, host, lab, topolvm, cluster");
+        assert_eq!(error, "there is no suite \"hots\": use one of unit, host, lab, cluster, topolvm");
     }
 }

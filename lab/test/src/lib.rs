@@ -27,8 +27,11 @@ pub use lab_protocol::needs::Needs;
 pub use program::{fails, run, run_with_input};
 pub use runner::{Test, main};
 
+/// What goes wrong in a test.
+pub type Error = Box<dyn std::error::Error + Send + Sync>;
+
 /// How a test ends, unless it panics.
-pub type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+pub type Result<T = ()> = std::result::Result<T, Error>;
 
 /// The `main` of a test binary: each test's function, and what it needs.
 #[macro_export]

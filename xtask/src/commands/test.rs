@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 
 use crate::cache::Cache;
@@ -13,7 +13,7 @@ use crate::lab::runs::Run;
 use crate::lab::{Lab, Prepared};
 use crate::packages::machine;
 use crate::peers;
-use crate::suites::{self, Results, Suite, cluster, host, lab, topolvm, unit};
+use crate::suites::{self, Lane, Results, Suite, cluster, host, lab, topolvm, unit};
 
 /// Which tests.
 #[derive(Args)]
@@ -43,7 +43,7 @@ impl Options {
     }
 }
 
-/// Prepares, enters the lab for the suites that need one, and sums up.
+/// Prepares, enters labs for the suites that need one, and sums up.
 pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     let suites = options.suites()?;
     let filter = options.filter.as_deref().unwrap_or_default();
@@ -59,42 +59,75 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     if in_lab.is_empty() {
         return conclude(&results, filter);
     }
-    let with_kubernetes = in_lab.iter().any(|suite| suite.needs_kubernetes());
-    machine::prepare(with_kubernetes)?;
+    machine::prepare(in_lab.iter().any(|suite| suite.needs_kubernetes()))?;
     let cache = Cache::open()?;
     if suites.contains(&Suite::Lab) {
         lab::run_outside(filter, &mut results)?;
     }
-    let run = Run::begin("test")?;
-    let mut prepared = Prepared::make(&cache, &run.directory)?;
-    let binaries = if suites.contains(&Suite::Host) || suites.contains(&Suite::Lab) {
-        host::build()?
-    } else {
-        Vec::new()
-    };
-    for binary in &binaries {
-        prepared.share(&run.directory, binary)?;
+    let mut binaries = Vec::new();
+    if suites.contains(&Suite::Host) || suites.contains(&Suite::Lab) {
+        binaries = host::build()?;
     }
-    if suites.contains(&Suite::Host) && native {
+    let mut labs = Vec::new();
+    for lane in Lane::ALL {
+        let suites: Vec<Suite> = in_lab.iter().copied().filter(|suite| suite.lane() == lane).collect();
+        if !suites.is_empty() {
+            labs.push((lane, prepare(&cache, lane, suites, &binaries, options.kubernetes)?));
+        }
+    }
+    if suites.contains(&Suite::Host)
+        && native
+        && let Some((_, run)) = labs.first()
+    {
         println!("tests that do not need a guest run on this machine's own kernel");
         host::native::run(&binaries, &run.directory, filter, &mut results)?;
     }
-    if with_kubernetes {
-        let peers = if in_lab.contains(&Suite::Topolvm) { peers::node_files(&cache)? } else { Vec::new() };
-        prepared.with_cluster(&cache, &run.directory, options.kubernetes, &peers)?;
-    }
-    prepared.save(&run.directory)?;
-    let code = namespace::enter(&run.directory)?;
-    match Results::load(&run.directory)? {
-        Some(inside) => results.append(inside),
-        None => {
-            results.add_failure("lab", "the whole lab", &format!("it ended early, with exit code {code}"));
+    // At the same time, because each waits a lot.
+    std::thread::scope(|scope| -> Result<()> {
+        let entered: Vec<_> =
+            labs.iter().map(|(_, run)| scope.spawn(|| namespace::enter(&run.directory))).collect();
+        for ((lane, run), entered) in labs.iter().zip(entered) {
+            let code = entered.join().map_err(|_| anyhow!("a lab's thread panicked"))??;
+            match Results::load(&run.directory)? {
+                Some(inside) => results.append(inside),
+                None => {
+                    let failure = format!("it ended early, with exit code {code}");
+                    results.add_failure(lane.name(), "the whole lab", &failure);
+                }
+            }
+        }
+        Ok(())
+    })?;
+    if options.keep || !results.passed() {
+        for (lane, run) in &labs {
+            println!("logs: {}", run.keep_logs(lane.name())?.display());
         }
     }
-    if options.keep || !results.passed() {
-        println!("logs: {}", run.keep_logs("test")?.display());
-    }
     conclude(&results, filter)
+}
+
+/// Makes a lab ready for these suites.
+fn prepare(
+    cache: &Cache,
+    lane: Lane,
+    suites: Vec<Suite>,
+    binaries: &[PathBuf],
+    kubernetes: Version,
+) -> Result<Run> {
+    let run = Run::begin(lane.name())?;
+    let mut prepared = Prepared::make(cache, &run.directory)?;
+    if suites.contains(&Suite::Host) || suites.contains(&Suite::Lab) {
+        for binary in binaries {
+            prepared.share(&run.directory, binary)?;
+        }
+    }
+    if suites.iter().any(|suite| suite.needs_kubernetes()) {
+        let peers = if suites.contains(&Suite::Topolvm) { peers::node_files(cache)? } else { Vec::new() };
+        prepared.with_cluster(cache, &run.directory, kubernetes, &peers)?;
+    }
+    prepared.suites = suites;
+    prepared.save(&run.directory)?;
+    Ok(run)
 }
 
 /// Sums up.
@@ -106,12 +139,11 @@ fn conclude(results: &Results, filter: &str) -> Result<ExitCode> {
     Ok(if results.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the suites that need a lab: those of single guests beside those of clusters, because each waits a lot.
+/// Runs the suites that this lab was made ready for.
 pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
     let filter = options.filter.as_deref().unwrap_or_default();
     let prepared = Prepared::load()?;
     let started = Lab::start(&prepared)?;
-    let suites = options.suites()?;
     let run = |suite: Suite, results: &mut Results| -> Result<()> {
         match suite {
             Suite::Unit => {}
@@ -122,25 +154,13 @@ pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
         }
         Ok(())
     };
-    // What goes wrong in one lane is a failure in the results, and leaves the other's alone.
-    let lane = |with_kubernetes: bool| -> Results {
-        let mut results = Results::default();
-        for suite in suites.iter().filter(|suite| suite.needs_kubernetes() == with_kubernetes) {
-            if let Err(error) = run(*suite, &mut results) {
-                results.add_failure(suite.name(), "the suite runs", &format!("{error:#}"));
-            }
-        }
-        results
-    };
     let mut results = Results::default();
-    std::thread::scope(|scope| {
-        let clusters = scope.spawn(|| lane(true));
-        results.append(lane(false));
-        match clusters.join() {
-            Ok(clusters) => results.append(clusters),
-            Err(_) => results.add_failure("cluster", "the suites with clusters", "they panicked"),
+    for suite in &prepared.suites {
+        // What goes wrong in one suite is a failure in the results, and leaves the others alone.
+        if let Err(error) = run(*suite, &mut results) {
+            results.add_failure(suite.name(), "the suite runs", &format!("{error:#}"));
         }
-    });
+    }
     results.save()?;
     Ok(ExitCode::SUCCESS)
 }
