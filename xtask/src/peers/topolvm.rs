@@ -51,6 +51,12 @@ pub(crate) const THICK: &str = "topolvm-thick";
 /// The StorageClass on thin ones, with xfs, and the VolumeSnapshotClass.
 pub(crate) const THIN: &str = "topolvm-thin";
 
+/// The volume group of the plain ones.
+pub(crate) const THICK_GROUP: &str = "thick-vg";
+
+/// The volume group of the thin ones.
+pub(crate) const THIN_GROUP: &str = "thin-vg";
+
 /// The socket of its controller service, on [`controller_node`].
 pub(crate) const CONTROLLER_SOCKET: &str = "/var/lib/kubelet/plugins/topolvm.io/controller/csi-topolvm.sock";
 
@@ -130,9 +136,9 @@ fn make_volume_groups(cluster: &Cluster, guest: &Guest, size: u64) -> Result<()>
     }
     let script = format!(
         "udevadm settle
-         vgcreate thick-vg {thick}
-         vgcreate thin-vg {thin}
-         lvcreate --type thin-pool --extents 80%FREE --name pool thin-vg"
+         vgcreate {THICK_GROUP} {thick}
+         vgcreate {THIN_GROUP} {thin}
+         lvcreate --type thin-pool --extents 80%FREE --name pool {THIN_GROUP}"
     );
     guest.script(&script).run()?;
     Ok(())

@@ -12,7 +12,10 @@ use crate::lab::Lab;
 /// A test that shares a cluster with others.
 pub(super) type Case = (&'static str, fn(&Cluster) -> Result<()>);
 
-const CASES: [Case; 4] = [
+/// Lists of tests; each list runs beside the others.
+pub(super) type Lists = &'static [&'static [Case]];
+
+const CASES: &[Case] = &[
     ("three_nodes_are_ready", three_nodes_are_ready),
     ("feature_gates_and_the_audit_log_are_as_asked", feature_gates_and_the_audit_log_are_as_asked),
     ("a_pod_on_each_node_reaches_a_service", a_pod_on_each_node_reaches_a_service),
@@ -24,21 +27,27 @@ const GATE: &str = "ContextualLogging";
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    CASES.iter().map(|(name, _)| (*name).to_owned()).collect()
+    names(&[&[CASES]])
 }
 
 /// Runs them.
 pub(crate) fn run(lab: &Arc<Lab>, programs: &Programs, filter: &str, results: &mut Results) {
     let options = Options { feature_gates: vec![format!("{GATE}=false")], audit: true, ..Options::nodes(3) };
-    let suite = InOneCluster { suite: Suite::Cluster, options, cases: &CASES };
+    let suite = InOneCluster { suite: Suite::Cluster, options, cases: &[&[CASES]] };
     suite.run(lab, programs, filter, results, |_| Ok(()));
 }
 
-/// Tests that share a cluster, one after the other.
+/// The names of all of them.
+pub(super) fn names(cases: &[Lists]) -> Vec<String> {
+    cases.iter().flat_map(|lists| lists.concat()).map(|(name, _)| name.to_owned()).collect()
+}
+
+/// Tests that share a cluster.
 pub(super) struct InOneCluster {
     pub(super) suite: Suite,
     pub(super) options: Options,
-    pub(super) cases: &'static [Case],
+    /// One after the other.
+    pub(super) cases: &'static [Lists],
 }
 
 impl InOneCluster {
@@ -51,8 +60,7 @@ impl InOneCluster {
         results: &mut Results,
         prepare: impl FnOnce(&Cluster) -> Result<()>,
     ) {
-        let cases: Vec<&Case> = self.cases.iter().filter(|(name, _)| matches(name, filter)).collect();
-        if cases.is_empty() {
+        if !names(self.cases).iter().any(|name| matches(name, filter)) {
             return;
         }
         let suite = self.suite.name();
@@ -64,12 +72,32 @@ impl InOneCluster {
             cluster.collect_logs();
             return results.add_failure(suite, "the cluster is prepared", &format!("{error:#}"));
         }
-        for (name, body) in cases {
-            if !results.run(suite, name, || body(&cluster)) {
-                cluster.collect_logs();
-            }
+        for lists in self.cases {
+            std::thread::scope(|scope| {
+                let run = |cases: &'static [Case]| {
+                    let cluster = &cluster;
+                    scope.spawn(move || run_cases(suite, cluster, cases, filter))
+                };
+                let running: Vec<_> = lists.iter().map(|cases| run(cases)).collect();
+                for list in running {
+                    match list.join() {
+                        Ok(ended) => results.append(ended),
+                        Err(_) => results.add_failure(suite, "a list of tests", "it panicked"),
+                    }
+                }
+            });
         }
     }
+}
+
+fn run_cases(suite: &str, cluster: &Cluster, cases: &[Case], filter: &str) -> Results {
+    let mut results = Results::default();
+    for (name, body) in cases.iter().filter(|(name, _)| matches(name, filter)) {
+        if !results.run(suite, name, || body(cluster)) {
+            cluster.collect_logs();
+        }
+    }
+    results
 }
 
 fn three_nodes_are_ready(cluster: &Cluster) -> Result<()> {

@@ -1,6 +1,6 @@
 //! TopoLVM, the peer: what it can do, shown in the same lab in which lvms has to do the same.
 //!
-//! Each test has its own namespace and ends when all that it took is free again, to the byte.
+//! Each test has its own namespace and ends when all that it took of its volume group is free again, to the byte.
 
 mod sanity;
 mod stage;
@@ -10,34 +10,43 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::GIB;
 
-use super::cluster::{self, Case, InOneCluster};
+use super::cluster::{self, Case, InOneCluster, Lists};
 use super::{Results, Suite};
 use crate::cache::Cache;
 use crate::cluster::programs::Programs;
 use crate::cluster::{Cluster, Options};
 use crate::lab::Lab;
 use crate::peers;
-use crate::peers::topolvm::{THICK, THIN};
+use crate::peers::topolvm::{THICK, THICK_GROUP, THIN, THIN_GROUP};
 use stage::{on_a_stage, returning_all_space};
 
-const CASES: &[Case] = &[
-    ("one_node_is_ready_and_its_pod_reaches_a_service", cluster::a_pod_on_each_node_reaches_a_service),
+const NODE: &[Case] =
+    &[("one_node_is_ready_and_its_pod_reaches_a_service", cluster::a_pod_on_each_node_reaches_a_service)];
+
+const ON_THICK_VOLUMES: &[Case] = &[
     (
         "a_thick_volume_keeps_its_data_when_its_pod_is_made_again",
         a_thick_volume_keeps_its_data_when_its_pod_is_made_again,
     ),
     ("a_mounted_thick_volume_grows", a_mounted_thick_volume_grows),
+];
+
+const ON_THIN_VOLUMES: &[Case] = &[
     ("a_mounted_thin_volume_grows", a_mounted_thin_volume_grows),
     (
         "a_snapshot_is_restored_as_it_was_though_its_origin_changed",
         a_snapshot_is_restored_as_it_was_though_its_origin_changed,
     ),
-    ("csi_sanity_passes_on_thick_and_on_thin_volumes", csi_sanity_passes_on_thick_and_on_thin_volumes),
 ];
+
+const ON_BOTH: &[Case] =
+    &[("csi_sanity_passes_on_thick_and_on_thin_volumes", csi_sanity_passes_on_thick_and_on_thin_volumes)];
+
+const CASES: &[Lists] = &[&[NODE], &[ON_THICK_VOLUMES, ON_THIN_VOLUMES], &[ON_BOTH]];
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    CASES.iter().map(|(name, _)| (*name).to_owned()).collect()
+    cluster::names(CASES)
 }
 
 /// Installs TopoLVM in a cluster with one node if there is a test to run, and runs them.
@@ -55,7 +64,7 @@ const WRITE: &str = "dd if=/dev/urandom of=/data/bytes bs=1M count=8 && sync && 
 const READ: &str = "sha256sum /data/bytes";
 
 fn a_thick_volume_keeps_its_data_when_its_pod_is_made_again(cluster: &Cluster) -> Result<()> {
-    on_a_stage(cluster, "topolvm-keeps-data", |stage| {
+    on_a_stage(cluster, "topolvm-keeps-data", THICK_GROUP, |stage| {
         stage.claim("data", THICK, "1Gi")?;
         stage.start_pod("writer", "data", None)?;
         let claim = stage.get("pvc", "data")?;
@@ -65,7 +74,7 @@ fn a_thick_volume_keeps_its_data_when_its_pod_is_made_again(cluster: &Cluster) -
             "the claim has {}",
             claim["status"]["capacity"]
         );
-        let taken = stage.taken(&format!("{} thick-vg free", stage.node_of("writer")?))?;
+        let taken = stage.taken(&format!("{} {THICK_GROUP} free", stage.node_of("writer")?))?;
         ensure!(taken == GIB, "a volume of 1 GiB takes {taken} bytes");
         let written = stage.run_in("writer", WRITE)?;
         stage.remove_pod("writer")?;
@@ -77,15 +86,15 @@ fn a_thick_volume_keeps_its_data_when_its_pod_is_made_again(cluster: &Cluster) -
 }
 
 fn a_mounted_thick_volume_grows(cluster: &Cluster) -> Result<()> {
-    grows_while_mounted(cluster, "topolvm-thick-grows", THICK)
+    grows_while_mounted(cluster, "topolvm-thick-grows", THICK, THICK_GROUP)
 }
 
 fn a_mounted_thin_volume_grows(cluster: &Cluster) -> Result<()> {
-    grows_while_mounted(cluster, "topolvm-thin-grows", THIN)
+    grows_while_mounted(cluster, "topolvm-thin-grows", THIN, THIN_GROUP)
 }
 
-fn grows_while_mounted(cluster: &Cluster, namespace: &str, class: &str) -> Result<()> {
-    on_a_stage(cluster, namespace, |stage| {
+fn grows_while_mounted(cluster: &Cluster, namespace: &str, class: &str, group: &str) -> Result<()> {
+    on_a_stage(cluster, namespace, group, |stage| {
         stage.claim("data", class, "1Gi")?;
         stage.start_pod("user", "data", None)?;
         let written = stage.run_in("user", WRITE)?;
@@ -117,7 +126,7 @@ fn filesystem_size(df: &str) -> Result<u64> {
 }
 
 fn a_snapshot_is_restored_as_it_was_though_its_origin_changed(cluster: &Cluster) -> Result<()> {
-    on_a_stage(cluster, "topolvm-snapshot", |stage| {
+    on_a_stage(cluster, "topolvm-snapshot", THIN_GROUP, |stage| {
         stage.claim("origin", THIN, "1Gi")?;
         stage.start_pod("origin", "origin", None)?;
         let then = stage.run_in("origin", WRITE)?;

@@ -13,7 +13,9 @@ use crate::peers::topolvm::{self, NAMESPACE};
 pub(super) struct Stage<'a> {
     cluster: &'a Cluster,
     namespace: &'a str,
-    /// What was free before the test, by node and volume group.
+    /// The volume group from which it takes space.
+    group: &'a str,
+    /// What was free in it before the test, by node.
     before: BTreeMap<String, u64>,
 }
 
@@ -21,9 +23,10 @@ pub(super) struct Stage<'a> {
 pub(super) fn on_a_stage(
     cluster: &Cluster,
     namespace: &str,
+    group: &str,
     act: impl FnOnce(&Stage<'_>) -> Result<()>,
 ) -> Result<()> {
-    let stage = Stage { cluster, namespace, before: space(cluster)? };
+    let stage = Stage { cluster, namespace, group, before: space(cluster, group)? };
     cluster.kubectl(["create", "namespace", namespace])?;
     let acted = stage.await_account().and_then(|()| act(&stage)).inspect_err(|_| stage.collect_logs());
     let cleared = stage.clear();
@@ -36,9 +39,9 @@ pub(super) fn returning_all_space(
     test: &str,
     act: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    let before = space(cluster)?;
+    let before = space(cluster, "")?;
     act().inspect_err(|_| collect_logs_of_topolvm(cluster, test))?;
-    await_space(cluster, &before)
+    await_space(cluster, "", &before)
 }
 
 impl Stage<'_> {
@@ -116,7 +119,7 @@ impl Stage<'_> {
 
     /// By how much something has become less since the test began.
     pub(super) fn taken(&self, what: &str) -> Result<u64> {
-        let (before, now) = (self.before.get(what), space(self.cluster)?.get(what).copied());
+        let (before, now) = (self.before.get(what), space(self.cluster, self.group)?.get(what).copied());
         let (before, now) = (*before.context(what.to_owned())?, now.context(what.to_owned())?);
         before.checked_sub(now).with_context(|| format!("{what} has grown from {before} to {now}"))
     }
@@ -150,7 +153,7 @@ impl Stage<'_> {
             ensure!(left.is_empty(), "there are still {}", left.replace('\n', " "));
             Ok(true)
         })?;
-        await_space(self.cluster, &self.before)?;
+        await_space(self.cluster, self.group, &self.before)?;
         self.kubectl(&["delete", "namespace", self.namespace, "--wait=false"])?;
         self.cluster.wait_for(&format!("the namespace {} to be gone", self.namespace), || {
             Ok(self.kubectl(&["get", "namespace", self.namespace, "--ignore-not-found"])?.is_empty())
@@ -176,19 +179,20 @@ fn keep(name: &str, text: Result<String>) {
     let _ = fs::write(name, text);
 }
 
-/// The space of all nodes.
-fn space(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
+/// The space of all nodes in volume groups with this in their names.
+fn space(cluster: &Cluster, group: &str) -> Result<BTreeMap<String, u64>> {
     let mut all = BTreeMap::new();
     for node in cluster.nodes() {
-        let space = topolvm::space(&node.guest)?;
+        let mut space = topolvm::space(&node.guest)?;
+        space.retain(|what, _| what.contains(group));
         all.extend(space.into_iter().map(|(what, bytes)| (format!("{} {what}", node.name), bytes)));
     }
     Ok(all)
 }
 
-fn await_space(cluster: &Cluster, before: &BTreeMap<String, u64>) -> Result<()> {
+fn await_space(cluster: &Cluster, group: &str, before: &BTreeMap<String, u64>) -> Result<()> {
     cluster.wait_for("all space to be as before", || {
-        let now = space(cluster)?;
+        let now = space(cluster, group)?;
         ensure!(now == *before, "before {}, now {}", except(before, &now), except(&now, before));
         Ok(true)
     })

@@ -1,0 +1,176 @@
+//! What is asked of LVM, as a type, and the command that asks it.
+//!
+//! Names and tags are checked when they are made ([`crate::names`]), so none can be taken for an option. A command
+//! carries `--yes`: nobody is there to be asked.
+
+use crate::names::{LvName, Tag, VolumePath};
+use crate::units::{Bytes, Extents};
+
+use super::inventory::Area;
+
+/// One change, made by one command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A volume with extents of its own.
+    CreateThick {
+        /// Where.
+        path: VolumePath,
+        /// How many extents its user sees.
+        extents: Extents,
+        /// How it lies on its disks: options for lvcreate.
+        options: Vec<String>,
+        /// Its tags.
+        tags: Vec<Tag>,
+    },
+    /// A volume in a thin pool.
+    CreateThin {
+        /// Where.
+        path: VolumePath,
+        /// In which pool.
+        pool: LvName,
+        /// The size that its user sees.
+        size: Bytes,
+        /// Options for lvcreate.
+        options: Vec<String>,
+        /// Its tags.
+        tags: Vec<Tag>,
+    },
+    /// A thin snapshot, inactive, of a thin volume.
+    SnapshotThin {
+        /// Of which.
+        origin: VolumePath,
+        /// Its name.
+        name: LvName,
+        /// Whether it may only be read.
+        read_only: bool,
+        /// Its tags.
+        tags: Vec<Tag>,
+    },
+    /// A copy-on-write snapshot of a thick volume.
+    SnapshotThick {
+        /// Of which.
+        origin: VolumePath,
+        /// Its name.
+        name: LvName,
+        /// The size of its store for old blocks.
+        store: Extents,
+        /// Its tags.
+        tags: Vec<Tag>,
+    },
+    /// More extents: never fewer.
+    Extend {
+        /// Which.
+        path: VolumePath,
+        /// To how many.
+        extents: Extents,
+        /// From these places only, if any are named.
+        from: Vec<Area>,
+    },
+    /// A volume is removed.
+    Remove {
+        /// Which.
+        path: VolumePath,
+    },
+    /// Tags come and go.
+    Tag {
+        /// Of which volume.
+        path: VolumePath,
+        /// New ones.
+        add: Vec<Tag>,
+        /// Old ones.
+        remove: Vec<Tag>,
+    },
+    /// A device is made for a volume, whatever its own flag says.
+    Activate {
+        /// Which.
+        path: VolumePath,
+    },
+    /// Its device goes.
+    Deactivate {
+        /// Which.
+        path: VolumePath,
+    },
+}
+
+impl Change {
+    /// The volume that is changed or made.
+    pub fn path(&self) -> VolumePath {
+        match self {
+            Change::CreateThick { path, .. }
+            | Change::CreateThin { path, .. }
+            | Change::Extend { path, .. }
+            | Change::Remove { path }
+            | Change::Tag { path, .. }
+            | Change::Activate { path }
+            | Change::Deactivate { path } => path.clone(),
+            Change::SnapshotThin { origin, name, .. } | Change::SnapshotThick { origin, name, .. } => {
+                VolumePath { group: origin.group.clone(), volume: name.clone() }
+            }
+        }
+    }
+
+    /// The command after `lvm`.
+    pub fn arguments(&self) -> Vec<String> {
+        let mut words = Words(Vec::new());
+        match self {
+            Change::CreateThick { path, extents, options, tags } => {
+                words.add(["lvcreate", "--yes", "--wipesignatures", "y", "--name", path.volume.as_str()]);
+                words.add(["--extents".to_owned(), extents.0.to_string()]).tags("--addtag", tags);
+                words.add(options).add([path.group.as_str()]);
+            }
+            Change::CreateThin { path, pool, size, options, tags } => {
+                words.add(["lvcreate", "--yes", "--type", "thin", "--thinpool", pool.as_str()]);
+                words.add(["--setactivationskip", "n", "--name", path.volume.as_str()]);
+                words.add(["--virtualsize".to_owned(), format!("{}b", size.0)]).tags("--addtag", tags);
+                words.add(options).add([path.group.as_str()]);
+            }
+            Change::SnapshotThin { origin, name, read_only, tags } => {
+                words.add(["lvcreate", "--yes", "--snapshot", "--setactivationskip", "n", "--activate", "n"]);
+                words.add(["--permission", if *read_only { "r" } else { "rw" }, "--name", name.as_str()]);
+                words.tags("--addtag", tags).add([origin.to_string()]);
+            }
+            Change::SnapshotThick { origin, name, store, tags } => {
+                words.add(["lvcreate", "--yes", "--snapshot", "--name", name.as_str()]);
+                words.add(["--extents".to_owned(), store.0.to_string()]).tags("--addtag", tags);
+                words.add([origin.to_string()]);
+            }
+            Change::Extend { path, extents, from } => {
+                words.add(["lvextend".to_owned(), "--yes".into(), "--extents".into(), extents.0.to_string()]);
+                words.add([path.to_string()]);
+                words.add(from.iter().map(|area| format!("{}:{}-{}", area.place, area.first, area.last)));
+            }
+            Change::Remove { path } => {
+                words.add(["lvremove".to_owned(), "--yes".into(), path.to_string()]);
+            }
+            Change::Tag { path, add, remove } => {
+                words.add(["lvchange", "--yes"]).tags("--addtag", add).tags("--deltag", remove);
+                words.add([path.to_string()]);
+            }
+            Change::Activate { path } => {
+                words
+                    .add(["lvchange", "--yes", "--ignoreactivationskip", "--activate", "y"])
+                    .add([path.to_string()]);
+            }
+            Change::Deactivate { path } => {
+                words.add(["lvchange", "--yes", "--activate", "n"]).add([path.to_string()]);
+            }
+        }
+        words.0
+    }
+}
+
+struct Words(Vec<String>);
+
+impl Words {
+    fn add<S: AsRef<str>>(&mut self, words: impl IntoIterator<Item = S>) -> &mut Words {
+        self.0.extend(words.into_iter().map(|word| word.as_ref().to_owned()));
+        self
+    }
+
+    fn tags(&mut self, option: &str, tags: &[Tag]) -> &mut Words {
+        for tag in tags {
+            self.add([option, tag.as_str()]);
+        }
+        self
+    }
+}

@@ -1,0 +1,395 @@
+//! What is there: volume groups with their disks and volumes, from one report.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::answer::{Answer, Tables};
+use crate::names::{LvName, NameError, VgName, VolumePath};
+use crate::units::{Bytes, Extents};
+
+/// The columns of each table, as `fullreport` takes them.
+pub const COLUMNS: [(&str, &str); 5] = [
+    (
+        "vg",
+        "vg_name,vg_uuid,vg_seqno,vg_attr,vg_tags,vg_extent_size,vg_extent_count,vg_free_count,vg_mda_size,vg_mda_free",
+    ),
+    ("pv", "pv_name,pv_uuid,pv_pe_count,pv_pe_alloc_count,pv_missing,pv_allocatable,pv_major,pv_minor"),
+    (
+        "lv",
+        "lv_name,lv_uuid,lv_attr,lv_size,lv_tags,origin,origin_size,pool_lv,lv_kernel_major,lv_kernel_minor,\
+         lv_metadata_size,copy_percent",
+    ),
+    // No column would mean all of them.
+    ("pvseg", "pvseg_start"),
+    ("seg", "lv_uuid,segtype,stripes,data_copies,seg_size_pe,chunk_size,seg_pe_ranges"),
+];
+
+/// All volume groups of the host that LVM shows.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Inventory {
+    /// By name. Of several groups with one name only the first is here: LVM itself refuses to work with them.
+    pub groups: BTreeMap<VgName, Arc<Group>>,
+}
+
+/// A volume group.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Group {
+    /// Its name.
+    pub name: VgName,
+    /// LVM's identity for it.
+    pub uuid: String,
+    /// Grows with every change of its metadata.
+    pub seqno: u64,
+    /// Six letters: writable, resizeable, exported, partial, allocation policy, clustered or shared.
+    pub attributes: String,
+    /// Its tags.
+    pub tags: Vec<String>,
+    /// The size of one extent.
+    pub extent: Bytes,
+    /// How many there are.
+    pub extents: Extents,
+    /// How many are free.
+    pub free: Extents,
+    /// The size of one copy of the metadata, and what is free in it.
+    pub metadata: (Bytes, Bytes),
+    /// Its disks.
+    pub disks: Vec<Disk>,
+    /// Whether it is known which extents of which disk are taken, and not only how many of all.
+    pub placed: bool,
+    /// Its volumes, without LVM's internal parts.
+    pub volumes: BTreeMap<LvName, Volume>,
+}
+
+/// A physical volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// Its device node; `[unknown]` if it is missing.
+    pub path: String,
+    /// LVM's identity for it.
+    pub uuid: String,
+    /// How many extents it has.
+    pub extents: Extents,
+    /// How many of them are taken.
+    pub taken: Extents,
+    /// Whether it is not there.
+    pub missing: bool,
+    /// Whether new extents may be taken from it.
+    pub allocatable: bool,
+    /// Its device number, if it is there.
+    pub device: Option<DeviceNumber>,
+}
+
+impl Disk {
+    /// How many extents can still be had from it.
+    pub fn free(&self) -> Extents {
+        if self.allocatable && !self.missing { self.extents - self.taken } else { Extents::ZERO }
+    }
+}
+
+/// Major and minor number of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceNumber {
+    /// The driver.
+    pub major: u32,
+    /// The device.
+    pub minor: u32,
+}
+
+/// A logical volume.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Volume {
+    /// Its name.
+    pub name: LvName,
+    /// LVM's identity for it.
+    pub uuid: String,
+    /// What it is.
+    pub kind: Kind,
+    /// The size that its user sees.
+    pub size: Bytes,
+    /// Its tags.
+    pub tags: Vec<String>,
+    /// Ten letters: type, permissions, allocation, fixed minor, state, open, target, zero, health, skip.
+    pub attributes: String,
+    /// Whether device-mapper has a device for it.
+    pub active: bool,
+    /// How far RAID images agree, in percent.
+    pub synced: Option<f64>,
+    /// Where its own extents lie: disk or hidden volume, first and last extent.
+    pub areas: Vec<Area>,
+}
+
+/// Extents of a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Area {
+    /// The disk's device node, or the name of a hidden volume.
+    pub place: String,
+    /// The first extent.
+    pub first: u64,
+    /// The last extent.
+    pub last: u64,
+}
+
+/// What a volume is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// Extents of its own.
+    Thick(Layout),
+    /// A pool for thin volumes.
+    Pool {
+        /// The unit in which it gives space.
+        chunk: Bytes,
+        /// The size of its metadata.
+        metadata: Bytes,
+    },
+    /// Takes space from a pool as it is written.
+    Thin {
+        /// The pool.
+        pool: LvName,
+        /// What it is a snapshot of, if that is still there.
+        origin: Option<LvName>,
+    },
+    /// A copy-on-write snapshot of a thick volume.
+    Cow {
+        /// What it is a snapshot of.
+        origin: LvName,
+        /// The size of its store for old blocks.
+        store: Bytes,
+    },
+    /// Something that is none of ours: a cache, a mirror of the old kind, a VDO volume.
+    Other(String),
+}
+
+/// How a thick volume lies on its disks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// `linear`, `striped`, `raid1`, …
+    pub segment: String,
+    /// Over how many disks each segment is spread.
+    pub stripes: u64,
+    /// How many copies of the data there are.
+    pub copies: u64,
+}
+
+impl Volume {
+    /// The letter at this position of the attributes, counted from 1 as in lvs(8).
+    pub fn attribute(&self, position: usize) -> char {
+        self.attributes.chars().nth(position - 1).unwrap_or('-')
+    }
+
+    /// Whether it may only be read.
+    pub fn is_read_only(&self) -> bool {
+        matches!(self.attribute(2), 'r' | 'R')
+    }
+
+    /// Whether it has this tag.
+    pub fn has_tag(&self, tag: &str) -> bool {
+        self.tags.iter().any(|other| other == tag)
+    }
+
+    /// Whether it is a pool, and no volume for people.
+    pub fn is_pool(&self) -> bool {
+        matches!(self.kind, Kind::Pool { .. })
+    }
+}
+
+impl Group {
+    /// The path of one of its volumes.
+    pub fn path(&self, volume: &LvName) -> VolumePath {
+        VolumePath { group: self.name.clone(), volume: volume.clone() }
+    }
+
+    /// Its disks that are not there.
+    pub fn missing(&self) -> impl Iterator<Item = &Disk> {
+        self.disks.iter().filter(|disk| disk.missing)
+    }
+
+    /// The names of copy-on-write snapshots of this volume.
+    pub fn snapshots_of(&self, name: &LvName) -> Vec<&LvName> {
+        let depends = |volume: &&Volume| matches!(&volume.kind, Kind::Cow { origin, .. } if origin == name);
+        self.volumes.values().filter(depends).map(|volume| &volume.name).collect()
+    }
+}
+
+impl Inventory {
+    /// A volume, if it is there.
+    pub fn volume(&self, path: &VolumePath) -> Option<&Volume> {
+        self.groups.get(&path.group)?.volumes.get(&path.volume)
+    }
+}
+
+/// A report that does not say what it should.
+#[derive(Debug, Error)]
+pub enum BadReport {
+    /// A column is not there.
+    #[error("lvm2's report has no column {0}")]
+    Missing(String),
+    /// A column holds something else than expected.
+    #[error("lvm2's report has {value:?} in column {column}")]
+    Value {
+        /// Which.
+        column: String,
+        /// What.
+        value: String,
+    },
+    /// A name that is none.
+    #[error("lvm2's report has a name that is none")]
+    Name(#[from] NameError),
+}
+
+struct Row<'a>(&'a BTreeMap<String, String>);
+
+impl<'a> Row<'a> {
+    fn text(&self, column: &str) -> Result<&'a str, BadReport> {
+        self.0.get(column).map(String::as_str).ok_or_else(|| BadReport::Missing(column.to_owned()))
+    }
+
+    fn number<N: std::str::FromStr>(&self, column: &str) -> Result<N, BadReport> {
+        let value = self.text(column)?;
+        value.parse().map_err(|_| BadReport::Value { column: column.to_owned(), value: value.to_owned() })
+    }
+
+    fn number_or_nothing<N: std::str::FromStr>(&self, column: &str) -> Result<Option<N>, BadReport> {
+        if self.text(column)?.is_empty() { Ok(None) } else { self.number(column).map(Some) }
+    }
+
+    fn bytes(&self, column: &str) -> Result<Bytes, BadReport> {
+        Ok(Bytes(self.number_or_nothing(column)?.unwrap_or_default()))
+    }
+
+    fn tags(&self, column: &str) -> Result<Vec<String>, BadReport> {
+        Ok(self.text(column)?.split(',').filter(|tag| !tag.is_empty()).map(str::to_owned).collect())
+    }
+
+    /// An inactive volume has -1 for both.
+    fn device(&self, major: &str, minor: &str) -> Result<Option<DeviceNumber>, BadReport> {
+        let (major, minor): (Option<i64>, Option<i64>) =
+            (self.number_or_nothing(major)?, self.number_or_nothing(minor)?);
+        let number = |number: Option<i64>| number.and_then(|number| u32::try_from(number).ok());
+        Ok(number(major).zip(number(minor)).map(|(major, minor)| DeviceNumber { major, minor }))
+    }
+}
+
+impl Inventory {
+    /// Reads a `fullreport` with [`COLUMNS`].
+    pub fn read(answer: &Answer) -> Result<Inventory, BadReport> {
+        let mut groups = BTreeMap::new();
+        for tables in &answer.report {
+            // Disks without a group make a table without one.
+            if let Some(row) = rows(tables, "vg").next() {
+                let group = group(&row, tables)?;
+                groups.entry(group.name.clone()).or_insert_with(|| Arc::new(group));
+            }
+        }
+        Ok(Inventory { groups })
+    }
+}
+
+fn rows<'a>(tables: &'a Tables, name: &str) -> impl Iterator<Item = Row<'a>> {
+    tables.get(name).into_iter().flatten().filter(|row| !row.is_empty()).map(Row)
+}
+
+fn group(row: &Row<'_>, tables: &Tables) -> Result<Group, BadReport> {
+    let extent = row.bytes("vg_extent_size")?;
+    let mut segments: BTreeMap<&str, Vec<Row<'_>>> = BTreeMap::new();
+    for segment in rows(tables, "seg") {
+        segments.entry(segment.text("lv_uuid")?).or_default().push(segment);
+    }
+    let mut volumes = BTreeMap::new();
+    for row in rows(tables, "lv") {
+        let segments = segments.get(row.text("lv_uuid")?).map(Vec::as_slice).unwrap_or_default();
+        let volume = volume(&row, segments)?;
+        volumes.insert(volume.name.clone(), volume);
+    }
+    Ok(Group {
+        name: VgName::parse(row.text("vg_name")?)?,
+        uuid: row.text("vg_uuid")?.to_owned(),
+        seqno: row.number("vg_seqno")?,
+        attributes: row.text("vg_attr")?.to_owned(),
+        tags: row.tags("vg_tags")?,
+        extent,
+        extents: Extents(row.number("vg_extent_count")?),
+        free: Extents(row.number("vg_free_count")?),
+        metadata: (row.bytes("vg_mda_size")?, row.bytes("vg_mda_free")?),
+        disks: rows(tables, "pv").map(|row| disk(&row)).collect::<Result<_, _>>()?,
+        placed: true,
+        volumes,
+    })
+}
+
+fn disk(row: &Row<'_>) -> Result<Disk, BadReport> {
+    Ok(Disk {
+        path: row.text("pv_name")?.to_owned(),
+        uuid: row.text("pv_uuid")?.to_owned(),
+        extents: Extents(row.number("pv_pe_count")?),
+        taken: Extents(row.number("pv_pe_alloc_count")?),
+        missing: !row.text("pv_missing")?.is_empty(),
+        allocatable: !row.text("pv_allocatable")?.is_empty(),
+        device: row.device("pv_major", "pv_minor")?,
+    })
+}
+
+fn volume(row: &Row<'_>, segments: &[Row<'_>]) -> Result<Volume, BadReport> {
+    let attributes = row.text("lv_attr")?;
+    let size = row.bytes("lv_size")?;
+    let kind = kind(row, attributes, size, segments)?;
+    let mut areas = Vec::new();
+    for segment in segments {
+        areas.extend(segment.text("seg_pe_ranges")?.split_whitespace().filter_map(area));
+    }
+    Ok(Volume {
+        name: LvName::parse(row.text("lv_name")?)?,
+        uuid: row.text("lv_uuid")?.to_owned(),
+        // The size of a copy-on-write snapshot is that of its store; its user sees the origin's.
+        size: if matches!(kind, Kind::Cow { .. }) { row.bytes("origin_size")? } else { size },
+        kind,
+        tags: row.tags("lv_tags")?,
+        attributes: attributes.to_owned(),
+        active: row.device("lv_kernel_major", "lv_kernel_minor")?.is_some(),
+        synced: row.number_or_nothing("copy_percent")?,
+        areas,
+    })
+}
+
+fn kind(row: &Row<'_>, attributes: &str, size: Bytes, segments: &[Row<'_>]) -> Result<Kind, BadReport> {
+    let origin = row.text("origin")?;
+    let Some(first) = segments.first() else { return Ok(Kind::Other("nothing".into())) };
+    let segment = first.text("segtype")?;
+    Ok(match segment {
+        "thin-pool" => {
+            Kind::Pool { chunk: first.bytes("chunk_size")?, metadata: row.bytes("lv_metadata_size")? }
+        }
+        "thin" => Kind::Thin {
+            pool: LvName::parse(row.text("pool_lv")?)?,
+            origin: if origin.is_empty() { None } else { Some(LvName::parse(origin)?) },
+        },
+        _ if attributes.starts_with(['s', 'S']) => Kind::Cow { origin: LvName::parse(origin)?, store: size },
+        "linear" | "striped" => layout(segments)?,
+        raid if raid.starts_with("raid") => layout(segments)?,
+        other => Kind::Other(other.to_owned()),
+    })
+}
+
+/// That of the segment with the most stripes: a volume that was extended where less disks were free has several.
+fn layout(segments: &[Row<'_>]) -> Result<Kind, BadReport> {
+    let mut widest = Layout { segment: String::new(), stripes: 0, copies: 1 };
+    for segment in segments {
+        let stripes = segment.number("stripes")?;
+        if stripes > widest.stripes {
+            widest = Layout {
+                segment: segment.text("segtype")?.to_owned(),
+                stripes,
+                copies: segment.number_or_nothing("data_copies")?.unwrap_or(1),
+            };
+        }
+    }
+    Ok(Kind::Thick(widest))
+}
+
+/// `/dev/sda:0-4`
+fn area(text: &str) -> Option<Area> {
+    let (place, range) = text.rsplit_once(':')?;
+    let (first, last) = range.split_once('-')?;
+    Some(Area { place: place.to_owned(), first: first.parse().ok()?, last: last.parse().ok()? })
+}

@@ -1,0 +1,195 @@
+//! What to do next: pure functions from what is there and what is wished to one step, or to none.
+//!
+//! A step is one change of LVM's metadata, or one long work with the change that says that it is finished. After each
+//! step the plan is made anew from what is there then. So a plan that was cut off anywhere goes on where it was, and
+//! no state is kept but LVM's.
+
+pub mod capacity;
+pub mod volume;
+
+use thiserror::Error;
+
+use crate::lvm::Change;
+use crate::names::{LvName, VgName, VolumePath};
+use crate::units::Bytes;
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing: all is as wished.
+    Done,
+    /// This, and then plan again.
+    Do(Box<Step>),
+}
+
+/// One step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// One command.
+    Change(Change),
+    /// A command that frees extents and one that takes them, with nothing between.
+    Swap(Change, Change),
+    /// Zeros are written; then comes the command that says so.
+    Zero {
+        /// Where.
+        volume: VolumePath,
+        /// From this byte.
+        from: Bytes,
+        /// To this one.
+        to: Bytes,
+        /// Says that it is finished.
+        then: Change,
+    },
+    /// A copy is made; then comes the command that says so.
+    Copy {
+        /// From where.
+        from: VolumePath,
+        /// To where.
+        to: VolumePath,
+        /// How much.
+        length: Bytes,
+        /// Whether the target may hold something else than zeros.
+        dirty: bool,
+        /// Says that it is finished.
+        then: Change,
+    },
+}
+
+impl Step {
+    /// The group whose metadata it changes.
+    pub fn group(&self) -> VgName {
+        match self {
+            Step::Change(change) | Step::Swap(_, change) => change.path().group,
+            Step::Zero { then, .. } | Step::Copy { then, .. } => then.path().group,
+        }
+    }
+}
+
+/// Why a wish cannot be fulfilled as things are.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum Refusal {
+    /// The class's group is not there.
+    #[error("there is no volume group {0}")]
+    NoGroup(VgName),
+    /// The class's pool is not there.
+    #[error("there is no thin pool {0}")]
+    NoPool(VolumePath),
+    /// The volume is not there.
+    #[error("there is no volume {0}")]
+    NoVolume(VolumePath),
+    /// Too little room.
+    #[error("{place} has room for {free}, wanted are {wanted}")]
+    NoSpace {
+        /// Where.
+        place: String,
+        /// How much could be had.
+        free: Bytes,
+        /// How much is wished.
+        wanted: Bytes,
+    },
+    /// The pool is so full that a new volume would endanger the others.
+    #[error("thin pool {pool} is too full for more volumes: data {data:.1} %, metadata {metadata:.1} %")]
+    PoolFull {
+        /// Which.
+        pool: VolumePath,
+        /// In percent.
+        data: f64,
+        /// In percent.
+        metadata: f64,
+    },
+    /// The pool is inactive or damaged.
+    #[error("thin pool {pool} cannot be used: {reason}")]
+    PoolUnusable {
+        /// Which.
+        pool: VolumePath,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The group's metadata has no room for one more volume.
+    #[error("the metadata area of volume group {0} is full: no volume can be added")]
+    MetadataFull(VgName),
+    /// Disks of the group are not there.
+    #[error("volume group {group} lacks {count} of its disks: nothing is changed until they are back")]
+    DisksMissing {
+        /// Which.
+        group: VgName,
+        /// How many.
+        count: usize,
+    },
+    /// Whole extents are more than the largest size that is wished.
+    #[error("the volume would have {size}, and at most {limit} are wished")]
+    AboveLimit {
+        /// With whole extents.
+        size: Bytes,
+        /// The limit.
+        limit: Bytes,
+    },
+    /// A volume of this name is there, and is another one.
+    #[error("{path} is there already and is another volume: {difference}")]
+    Another {
+        /// Which.
+        path: VolumePath,
+        /// In what.
+        difference: String,
+    },
+    /// The source is not there.
+    #[error("the source {0} is not there")]
+    NoSource(VolumePath),
+    /// The source cannot be copied.
+    #[error("the source {path} cannot be copied: {reason}")]
+    BadSource {
+        /// Which.
+        path: VolumePath,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The wish is smaller than its source.
+    #[error("the source has {source_size}, wanted are only {wanted}")]
+    SmallerThanSource {
+        /// The source's.
+        source_size: Bytes,
+        /// What is wished.
+        wanted: Bytes,
+    },
+    /// Snapshots would be lost with the volume.
+    #[error("{path} has snapshots that would be lost with it: {}", names(snapshots))]
+    HasSnapshots {
+        /// Which.
+        path: VolumePath,
+        /// Their names.
+        snapshots: Vec<LvName>,
+    },
+    /// lvm2 grows a volume with copy-on-write snapshots only while nobody uses it.
+    #[error("{path} is in use and has snapshots, with which it cannot grow: {}", names(snapshots))]
+    GrowsOnlyUnused {
+        /// Which.
+        path: VolumePath,
+        /// Their names.
+        snapshots: Vec<LvName>,
+    },
+    /// Its new extents could be read before they are zeroed.
+    #[error(
+        "{path} is in use as a block device with layout {layout}, with which it grows only while nobody uses it"
+    )]
+    BlockGrowsOnlyUnused {
+        /// Which.
+        path: VolumePath,
+        /// Its layout.
+        layout: String,
+    },
+    /// Made by a newer version.
+    #[error("{path} was made by a newer lvms (format {format}): this one does not change it")]
+    Newer {
+        /// Which.
+        path: VolumePath,
+        /// Its format.
+        format: u32,
+    },
+    /// A pool, or something of LVM's own.
+    #[error("{0} is no volume of ours")]
+    NotAVolume(VolumePath),
+}
+
+fn names(names: &[LvName]) -> String {
+    names.iter().map(LvName::as_str).collect::<Vec<_>>().join(", ")
+}

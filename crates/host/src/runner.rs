@@ -1,0 +1,112 @@
+//! The one place from which the host is changed: processes, mounts, devices.
+//!
+//! [`Runner`] is what the engine for volumes needs of a host. [`Linux`] is this host; [`crate::simulated`] is one made
+//! of numbers, on which thousands of histories run without a disk. A test reads the sources of this crate and fails if
+//! an effect happens elsewhere.
+
+mod crash;
+mod device;
+mod linux;
+mod process;
+
+use std::io;
+
+use crate::dm::{Cow, Pool};
+use crate::lvm::{Change, Failure, Inventory};
+use crate::names::{VgName, VolumePath};
+use crate::units::Bytes;
+
+pub use linux::{Linux, Options};
+pub use process::{Finished, Following, Intent, ProcessError, Program};
+
+/// How far a long work has come: bytes done, of all.
+pub type Progress<'a> = &'a (dyn Fn(Bytes, Bytes) + Sync);
+
+/// A host on which volumes can be made.
+pub trait Runner: Send + Sync + 'static {
+    /// What is there: all groups, or one of them.
+    fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure>;
+
+    /// The sequence number of a group as it is on disk now; `None` if it cannot be seen without asking LVM.
+    fn sequence_number(&self, group: &crate::lvm::Group) -> Option<u64>;
+
+    /// Makes one change.
+    fn change(&self, change: &Change) -> Result<(), Failure>;
+
+    /// How a thin pool is; `None` while it is inactive.
+    fn pool(&self, pool: &VolumePath) -> io::Result<Option<Pool>>;
+
+    /// How a copy-on-write snapshot is; `None` while it is inactive.
+    fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>>;
+
+    /// Whether somebody has the device of a volume open.
+    fn is_open(&self, volume: &VolumePath) -> io::Result<bool>;
+
+    /// Lets suspended devices of a group go on, and returns their names. No command of ours may be running in it.
+    fn recover(&self, group: &VgName) -> io::Result<Vec<String>>;
+
+    /// Writes zeros from one place of an active volume to another.
+    fn zero(&self, volume: &VolumePath, from: Bytes, to: Bytes, progress: Progress<'_>) -> io::Result<()>;
+
+    /// Copies the first bytes of one active volume to another. Zeros are written only where `dirty` says that the
+    /// target may hold something else.
+    fn copy(
+        &self,
+        from: &VolumePath,
+        to: &VolumePath,
+        length: Bytes,
+        dirty: bool,
+        progress: Progress<'_>,
+    ) -> io::Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    /// What changes a host. Written so that this file does not name them.
+    fn effects() -> Vec<String> {
+        let calls =
+            ["Command::new", "mount::mount", "mount::unmount", "mount_bind", "mount_remount", "fallocate"];
+        calls
+            .iter()
+            .map(|call| format!("{call}("))
+            .chain(["ioctl::ioctl".to_owned(), ".resume(".to_owned()])
+            .collect()
+    }
+
+    fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+
+    #[test]
+    fn the_host_is_changed_from_one_place_only() {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut files = Vec::new();
+        for entry in fs::read_dir(crates).unwrap() {
+            sources(&entry.unwrap().path().join("src"), &mut files);
+        }
+        let one_place = |path: &&PathBuf| !path.to_string_lossy().contains("host/src/runner");
+        let (mut seen, effects) = (0, effects());
+        for path in files.iter().filter(one_place) {
+            let text = fs::read_to_string(path).unwrap();
+            let code = text.split("#[cfg(test)]").next().unwrap();
+            seen += 1;
+            for effect in &effects {
+                assert!(!code.contains(effect), "{} has {effect}", path.display());
+            }
+        }
+        assert!(seen > 5, "only {seen} files were read");
+        let runner =
+            files.iter().filter(|path| !one_place(path)).map(|path| fs::read_to_string(path).unwrap());
+        assert!(runner.collect::<String>().contains("Command::new("), "the search finds nothing");
+    }
+}

@@ -1,0 +1,350 @@
+//! This host.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::process::{Finished, Namespaces, ProcessError, Processes, Program};
+use super::{Intent, Progress, Runner, crash, device};
+use crate::dm::{self, Control, Cow, Pool};
+use crate::lvm::answer::Answer;
+use crate::lvm::inventory::COLUMNS;
+use crate::lvm::system_directory::{self, SystemDirectoryError};
+use crate::lvm::{Change, Failure, Group, Inventory, metadata};
+use crate::names::{VgName, VolumePath};
+use crate::units::Bytes;
+
+/// How this host is reached.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// lvm2's program on the host.
+    pub lvm: PathBuf,
+    /// Words that run lvm2, with its program at the end; they reach the host by themselves.
+    pub lvm_command_prefix: Option<Vec<String>>,
+    /// A directory of ours on the host, gone after a boot.
+    pub runtime: PathBuf,
+    /// How long a report may take.
+    pub report_limit: Duration,
+    /// How long a change may take before its group counts as stuck.
+    pub change_limit: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            lvm: "lvm".into(),
+            lvm_command_prefix: None,
+            runtime: "/run/lvms".into(),
+            report_limit: Duration::from_secs(60),
+            change_limit: Duration::from_secs(180),
+        }
+    }
+}
+
+/// The host's own configuration of LVM.
+const THEIRS: &str = "/etc/lvm";
+
+/// This host.
+#[derive(Debug)]
+pub struct Linux {
+    processes: Processes,
+    /// For what brings its own way to the host.
+    here: Processes,
+    options: Options,
+    /// The state of the host's files when our system directory was written.
+    layered: Mutex<Option<Fingerprint>>,
+}
+
+type Fingerprint = Vec<Option<(u64, i64, i64)>>;
+
+impl Linux {
+    /// Finds the host around this process.
+    pub fn new(options: Options) -> io::Result<Linux> {
+        let namespaces = Namespaces::of_the_host()?;
+        let group = control_group();
+        let here = Processes {
+            namespaces: Namespaces::default(),
+            group: group.as_ref().and_then(|file| file.try_clone().ok()),
+        };
+        Ok(Linux { processes: Processes { namespaces, group }, here, options, layered: Mutex::default() })
+    }
+
+    /// Where our system directory for LVM is, on the host.
+    fn system_directory(&self) -> PathBuf {
+        self.options.runtime.join("lvm")
+    }
+
+    /// Does something on the host's files.
+    pub(crate) fn on_host<T: Send>(&self, act: impl FnOnce() -> T + Send) -> io::Result<T> {
+        if !self.processes.namespaces.mounts_differ() {
+            return Ok(act());
+        }
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                self.processes.namespaces.move_this_thread()?;
+                Ok(act())
+            });
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread on the host panicked")))
+        })
+    }
+
+    /// Runs a program of the host's to its end.
+    pub fn run(&self, program: &Program) -> Result<Finished, ProcessError> {
+        self.start(&self.processes, program)
+    }
+
+    fn start(&self, processes: &Processes, program: &Program) -> Result<Finished, ProcessError> {
+        if program.intent == Intent::Looks {
+            tracing::debug!(command = %program.words(), "looks");
+            return processes.run(program);
+        }
+        tracing::info!(command = %program.words(), "changes");
+        let name =
+            program.argv.iter().take(3).map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+        crash::point(&name, "before");
+        let finished = processes.run(program);
+        crash::point(&name, "after");
+        finished
+    }
+
+    /// Runs lvm2 with these arguments.
+    pub fn lvm(&self, arguments: &[String], intent: Intent) -> Result<Answer, Failure> {
+        self.layer().map_err(|error| Failure::Other(chain(&error)))?;
+        self.lvm_with(arguments, intent, &self.system_directory())
+    }
+
+    fn lvm_with(&self, arguments: &[String], intent: Intent, directory: &Path) -> Result<Answer, Failure> {
+        let (processes, program) = self.lvm_program(arguments, intent, directory);
+        match self.start(processes, &program) {
+            Ok(finished) => Failure::judge(&program, &finished),
+            Err(ProcessError::StillRunning { program, pid, limit, rest }) => {
+                Err(Failure::Stuck { pid, program, limit, rest })
+            }
+            Err(error) => Err(Failure::Process(error)),
+        }
+    }
+
+    fn lvm_program(&self, arguments: &[String], intent: Intent, directory: &Path) -> (&Processes, Program) {
+        let (processes, mut argv) = match &self.options.lvm_command_prefix {
+            Some(prefix) => (&self.here, prefix.iter().map(OsString::from).collect()),
+            None => (&self.processes, vec![self.options.lvm.clone().into_os_string()]),
+        };
+        argv.extend(arguments.iter().map(OsString::from));
+        let limit = match intent {
+            Intent::Looks => self.options.report_limit,
+            Intent::Changes => self.options.change_limit,
+        };
+        let mut program = Program { intent, ..Program::looks(argv, limit) }
+            .env("LVM_SYSTEM_DIR", directory)
+            .env("LVM_SUPPRESS_FD_WARNINGS", "1");
+        // Without udev on the host, LVM makes device nodes itself, and must not wait for it.
+        if !self.on_host(|| Path::new("/run/udev/control").exists()).unwrap_or(true) {
+            program = program.env("DM_DISABLE_UDEV", "1");
+        }
+        (processes, program)
+    }
+
+    /// Writes our system directory if the host's configuration has changed.
+    fn layer(&self) -> Result<(), LayerError> {
+        let mut layered = lock(&self.layered);
+        let files =
+            ["lvm.conf", "lvmlocal.conf", "devices/system.devices"].map(|name| Path::new(THEIRS).join(name));
+        let pids = ["/run/dmeventd.pid", "/run/lvmpolld.pid"].map(PathBuf::from);
+        let now: Fingerprint =
+            self.on_host(|| files.iter().chain(&pids).map(|path| fingerprint(path)).collect())?;
+        if layered.as_ref() == Some(&now) {
+            return Ok(());
+        }
+        let host = self.describe_host()?;
+        let ours = self.system_directory();
+        if self.on_host(|| system_directory::write(Path::new(THEIRS), &ours, &host))?? {
+            tracing::info!(directory = %ours.display(), "LVM's configuration was taken from the host");
+        }
+        *layered = Some(now);
+        Ok(())
+    }
+
+    fn describe_host(&self) -> Result<system_directory::Host, LayerError> {
+        let (dmeventd, lvmpolld) =
+            self.on_host(|| (runs("dmeventd", "dmeventd-server"), runs("lvmpolld", "lvm/lvmpolld.socket")))?;
+        let asked = ["lvmconfig", "--typeconfig", "full", "devices/use_devicesfile", "devices/global_filter"];
+        let (processes, program) =
+            self.lvm_program(&asked.map(str::to_owned), Intent::Looks, Path::new(THEIRS));
+        let finished = processes.run(&program)?.success(&program);
+        // Old lvm2 does not know devices files, and says so by failing.
+        let text = finished.map(|finished| finished.text()).unwrap_or_default();
+        let setting =
+            |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)?.strip_prefix('='));
+        let devices_file = setting("use_devicesfile") == Some("1")
+            && self.on_host(|| Path::new(THEIRS).join("devices/system.devices").exists())?;
+        let filter = setting("global_filter").unwrap_or_default().to_owned();
+        // What LVM takes by default, unless the host says otherwise.
+        let filter = if filter == "[\"a|.*|\"]" { String::new() } else { filter };
+        Ok(system_directory::Host { dmeventd, lvmpolld, filter: (!devices_file).then_some(filter) })
+    }
+
+    fn control(&self) -> io::Result<Control> {
+        self.on_host(Control::open)?
+    }
+
+    /// The device node of an active volume.
+    pub(crate) fn device_path(volume: &VolumePath) -> PathBuf {
+        Path::new("/dev/mapper").join(volume.mapper_name())
+    }
+
+    /// The state of the device-mapper device of this name.
+    pub fn device(&self, name: &str) -> io::Result<Option<dm::Device>> {
+        self.control()?.device(name)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum LayerError {
+    #[error("the host's files cannot be reached")]
+    Host(#[from] io::Error),
+    #[error("LVM's configuration cannot be layered")]
+    Directory(#[from] SystemDirectoryError),
+    #[error("LVM's configuration cannot be read")]
+    Process(#[from] ProcessError),
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text += &format!(": {source}");
+        next = source.source();
+    }
+    text
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn fingerprint(path: &Path) -> Option<(u64, i64, i64)> {
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
+}
+
+/// Whether a daemon of LVM's runs on the host, or is started by systemd when it is spoken to.
+fn runs(daemon: &str, socket: &str) -> bool {
+    let pid =
+        fs::read_to_string(format!("/run/{daemon}.pid")).ok().and_then(|pid| pid.trim().parse::<u32>().ok());
+    let alive = pid.is_some_and(|pid| {
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == daemon)
+    });
+    let by_systemd = Path::new("/run/systemd/system").exists() && Path::new("/run").join(socket).exists();
+    alive || by_systemd
+}
+
+/// A control group of the host's for our children: the end of our own group, by a pod's removal or a service's stop,
+/// must not kill a command in the middle of a change. Without the unified hierarchy there is none.
+fn control_group() -> Option<File> {
+    let root = ["/proc/1/root/sys/fs/cgroup", "/sys/fs/cgroup"]
+        .into_iter()
+        .map(Path::new)
+        .find(|root| root.join("cgroup.procs").exists())?;
+    let group = root.join("lvms");
+    if !group.exists() {
+        fs::create_dir(&group).ok()?;
+    }
+    File::options().write(true).open(group.join("cgroup.procs")).ok()
+}
+
+impl Runner for Linux {
+    fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure> {
+        let mut words = vec!["fullreport".to_owned(), "--units".into(), "b".into(), "--nosuffix".into()];
+        for (table, columns) in COLUMNS {
+            words.extend(["--configreport".to_owned(), table.into(), "--options".into(), columns.into()]);
+        }
+        words.extend(group.map(|group| group.to_string()));
+        let answer = self.lvm(&words, Intent::Looks)?;
+        Inventory::read(&answer).map_err(|error| Failure::Other(chain(&error)))
+    }
+
+    fn sequence_number(&self, group: &Group) -> Option<u64> {
+        let read = || {
+            let present = group.disks.iter().filter(|disk| !disk.missing);
+            let mut beginnings = present.filter_map(|disk| metadata::read(Path::new(&disk.path)).ok());
+            beginnings
+                .find(|beginning| beginning.group == group.name.as_str())
+                .map(|beginning| beginning.seqno)
+        };
+        self.on_host(read).ok().flatten()
+    }
+
+    fn change(&self, change: &Change) -> Result<(), Failure> {
+        let answer = self.lvm(&change.arguments(), Intent::Changes)?;
+        for warning in answer.warnings() {
+            tracing::debug!(volume = %change.path(), warning, "lvm2 warns");
+        }
+        Ok(())
+    }
+
+    fn pool(&self, pool: &VolumePath) -> io::Result<Option<Pool>> {
+        // The pool itself is a layer beneath the volume of its name.
+        let device = self.device(&format!("{}-tpool", pool.mapper_name()))?;
+        let device = match device {
+            Some(device) => Some(device),
+            None => self.device(&pool.mapper_name())?,
+        };
+        Ok(device.and_then(|device| device.targets.iter().find_map(dm::Target::pool)))
+    }
+
+    fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>> {
+        let device = self.device(&snapshot.mapper_name())?;
+        Ok(device.and_then(|device| device.targets.iter().find_map(dm::Target::cow)))
+    }
+
+    fn is_open(&self, volume: &VolumePath) -> io::Result<bool> {
+        Ok(self.device(&volume.mapper_name())?.is_some_and(|device| device.open > 0))
+    }
+
+    fn recover(&self, group: &VgName) -> io::Result<Vec<String>> {
+        let control = self.control()?;
+        let prefix = format!("{}-", group.as_str().replace('-', "--"));
+        let mut resumed = Vec::new();
+        for name in control.names()? {
+            // Between a group and a volume stands one dash; two belong to the group's name.
+            let ours = name.strip_prefix(&prefix).is_some_and(|rest| !rest.starts_with('-'));
+            if ours && control.device(&name)?.is_some_and(|device| device.suspended) {
+                crash::point("resume", "before");
+                control.resume(&name)?;
+                crash::point("resume", "after");
+                tracing::warn!(device = name, "a suspended device goes on");
+                resumed.push(name);
+            }
+        }
+        Ok(resumed)
+    }
+
+    fn zero(&self, volume: &VolumePath, from: Bytes, to: Bytes, progress: Progress<'_>) -> io::Result<()> {
+        let path = Linux::device_path(volume);
+        tracing::info!(volume = %volume, from = from.0, to = to.0, "zeros");
+        crash::point("zero", "before");
+        let done = self.on_host(|| device::zero(&path, from, to, progress))?;
+        crash::point("zero", "after");
+        done
+    }
+
+    fn copy(
+        &self,
+        from: &VolumePath,
+        to: &VolumePath,
+        length: Bytes,
+        dirty: bool,
+        progress: Progress<'_>,
+    ) -> io::Result<()> {
+        let (source, target) = (Linux::device_path(from), Linux::device_path(to));
+        tracing::info!(from = %from, volume = %to, bytes = length.0, "copies");
+        crash::point("copy", "before");
+        let done = self.on_host(|| device::copy(&source, &target, length, dirty, progress))?;
+        crash::point("copy", "after");
+        done
+    }
+}

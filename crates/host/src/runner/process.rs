@@ -1,0 +1,475 @@
+//! One process per command: by argv, in the host's namespaces and a control group of the host's, with a deadline.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use thiserror::Error;
+
+/// Where the host's programs lie; NixOS has its own place.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/current-system/sw/bin";
+
+/// What a program may do to the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intent {
+    /// It only looks, and may be killed at its deadline.
+    Looks,
+    /// It changes something. It is never killed: a kill between suspend and resume freezes the host.
+    Changes,
+}
+
+/// A program to be run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// Program and arguments.
+    pub argv: Vec<OsString>,
+    /// Variables beside `PATH` and `LC_ALL`.
+    pub env: Vec<(&'static str, OsString)>,
+    /// What it may do.
+    pub intent: Intent,
+    /// How long it may take.
+    pub limit: Duration,
+}
+
+impl Program {
+    /// A program that only looks.
+    pub fn looks<S: Into<OsString>>(argv: impl IntoIterator<Item = S>, limit: Duration) -> Program {
+        let argv = argv.into_iter().map(Into::into).collect();
+        Program { argv, env: Vec::new(), intent: Intent::Looks, limit }
+    }
+
+    /// A program that changes something.
+    pub fn changes<S: Into<OsString>>(argv: impl IntoIterator<Item = S>, limit: Duration) -> Program {
+        Program { intent: Intent::Changes, ..Program::looks(argv, limit) }
+    }
+
+    /// With this variable.
+    pub fn env(mut self, key: &'static str, value: impl Into<OsString>) -> Program {
+        self.env.push((key, value.into()));
+        self
+    }
+
+    /// Its words, for people.
+    pub fn words(&self) -> String {
+        self.argv.iter().map(|word| quote(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+    }
+}
+
+fn quote(word: &str) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "%+,-./:=@_".contains(character);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
+/// A program that has ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// How.
+    pub status: ExitStatus,
+    /// What it printed.
+    pub stdout: Vec<u8>,
+    /// What it complained.
+    pub stderr: Vec<u8>,
+}
+
+impl Finished {
+    /// Whether it ended well; otherwise an error with its complaint.
+    pub fn success(self, program: &Program) -> Result<Finished, ProcessError> {
+        if self.status.success() {
+            return Ok(self);
+        }
+        Err(ProcessError::Failed {
+            program: program.words(),
+            status: self.status,
+            complaint: last_lines(&[self.stdout, self.stderr].concat()),
+        })
+    }
+
+    /// What it printed, as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).trim().to_owned()
+    }
+}
+
+fn last_lines(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(6)..].join("; ")
+}
+
+/// Why a program brought no result.
+#[derive(Debug, Error)]
+pub enum ProcessError {
+    /// It is not there, or may not be run.
+    #[error("{program} could not be started")]
+    NotStarted {
+        /// Its name.
+        program: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Its end could not be awaited.
+    #[error("{program} could not be followed")]
+    NotFollowed {
+        /// Its words.
+        program: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// It only looked, and was killed at its deadline.
+    #[error("{program} had not answered after {} s and was ended", limit.as_secs())]
+    TooSlow {
+        /// Its words.
+        program: String,
+        /// Its deadline.
+        limit: Duration,
+    },
+    /// It changes something, is past its deadline, and goes on.
+    #[error("{program} (process {pid}) has not ended after {} s and still runs", limit.as_secs())]
+    StillRunning {
+        /// Its words.
+        program: String,
+        /// Its number.
+        pid: u32,
+        /// Its deadline.
+        limit: Duration,
+        /// To follow it on.
+        rest: Box<Following>,
+    },
+    /// It ended badly.
+    #[error("{program} ended with {status}: {complaint}")]
+    Failed {
+        /// Its words.
+        program: String,
+        /// How.
+        status: ExitStatus,
+        /// Its last words.
+        complaint: String,
+    },
+}
+
+/// The host's namespaces, seen from wherever this process lives.
+#[derive(Debug, Default)]
+pub(super) struct Namespaces {
+    /// Those that differ from ours.
+    foreign: Vec<(LinkNameSpaceType, OwnedFd)>,
+}
+
+impl Namespaces {
+    /// Those of process 1, which is the host's when this process sees the host's processes.
+    pub(super) fn of_the_host() -> io::Result<Namespaces> {
+        // The mount namespace last: entering it hides the files of the others.
+        let kinds = [
+            ("ipc", LinkNameSpaceType::InterProcessCommunication),
+            ("uts", LinkNameSpaceType::HostNameAndNISDomainName),
+            ("net", LinkNameSpaceType::Network),
+            ("mnt", LinkNameSpaceType::Mount),
+        ];
+        let mut foreign = Vec::new();
+        for (name, kind) in kinds {
+            let (host, ours) = (Path::new("/proc/1/ns").join(name), Path::new("/proc/self/ns").join(name));
+            if std::fs::read_link(&host)? != std::fs::read_link(ours)? {
+                foreign.push((kind, OwnedFd::from(File::open(host)?)));
+            }
+        }
+        Ok(Namespaces { foreign })
+    }
+
+    /// Whether files are seen otherwise on the host.
+    pub(super) fn mounts_differ(&self) -> bool {
+        self.foreign.iter().any(|(kind, _)| matches!(kind, LinkNameSpaceType::Mount))
+    }
+
+    /// Moves the calling thread, which must not share its file system view with others, into them.
+    fn enter(&self) -> io::Result<()> {
+        for (kind, fd) in &self.foreign {
+            move_into_link_name_space(fd.as_fd(), Some(*kind))?;
+        }
+        Ok(())
+    }
+
+    /// Takes the calling thread for good into the host's mount namespace.
+    pub(super) fn move_this_thread(&self) -> io::Result<()> {
+        let Some((kind, fd)) = self.foreign.iter().find(|(kind, _)| matches!(kind, LinkNameSpaceType::Mount))
+        else {
+            return Ok(());
+        };
+        // SAFETY: only the view of the file system is unshared, no memory and no descriptors.
+        #[expect(unsafe_code)]
+        unsafe {
+            rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FS)?;
+        }
+        move_into_link_name_space(fd.as_fd(), Some(*kind))?;
+        Ok(())
+    }
+}
+
+/// Starts programs.
+#[derive(Debug)]
+pub(super) struct Processes {
+    pub(super) namespaces: Namespaces,
+    /// `cgroup.procs` of the host's control group for our children, where there is one.
+    pub(super) group: Option<File>,
+}
+
+impl Processes {
+    /// Runs a program to its end or its deadline.
+    pub(super) fn run(&self, program: &Program) -> Result<Finished, ProcessError> {
+        let following = self.start(program)?;
+        following.follow(program)
+    }
+
+    #[expect(unsafe_code)]
+    fn start(&self, program: &Program) -> Result<Following, ProcessError> {
+        let not_started = |source| ProcessError::NotStarted {
+            program: program.argv.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+            source,
+        };
+        let (name, arguments) = program
+            .argv
+            .split_first()
+            .ok_or_else(|| not_started(io::Error::other("no program was named")))?;
+        let group = self.group.as_ref().map(File::try_clone).transpose().map_err(not_started)?;
+        let mut command = Command::new(name);
+        command
+            .args(arguments)
+            .env_clear()
+            .env("PATH", PATH)
+            .env("LC_ALL", "C")
+            .envs(program.env.iter().map(|(key, value)| (OsStr::new(*key), value.as_os_str())))
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // What a terminal or a service manager sends to our group is not for LVM.
+            .process_group(0);
+        let namespaces = self.namespaces.try_clone().map_err(not_started)?;
+        // SAFETY: between fork and exec the child only makes system calls on descriptors opened before the fork
+        // (write, setns); nothing allocates, locks or touches memory shared with the parent's threads.
+        unsafe {
+            command.pre_exec(move || {
+                if let Some(mut group) = group.as_ref() {
+                    group.write_all(b"0")?;
+                }
+                namespaces.enter()
+            });
+        }
+        let mut child = command.spawn().map_err(not_started)?;
+        Following::new(&mut child)
+            .map_err(|source| ProcessError::NotFollowed { program: program.words(), source })
+    }
+}
+
+impl Namespaces {
+    fn try_clone(&self) -> io::Result<Namespaces> {
+        let clone = |(kind, fd): &(LinkNameSpaceType, OwnedFd)| Ok((*kind, fd.try_clone()?));
+        Ok(Namespaces { foreign: self.foreign.iter().map(clone).collect::<io::Result<_>>()? })
+    }
+}
+
+/// A program that runs, and what it has said so far.
+#[derive(Debug)]
+pub struct Following {
+    pid: u32,
+    ended: OwnedFd,
+    stdout: Pipe,
+    stderr: Pipe,
+}
+
+#[derive(Debug)]
+struct Pipe {
+    end: Option<File>,
+    said: Vec<u8>,
+}
+
+impl Pipe {
+    fn new(end: Option<OwnedFd>) -> io::Result<Pipe> {
+        let end = end.map(File::from);
+        if let Some(end) = &end {
+            fcntl_setfl(end, OFlags::NONBLOCK)?;
+        }
+        Ok(Pipe { end, said: Vec::new() })
+    }
+
+    /// Takes what is there.
+    fn read(&mut self) -> io::Result<()> {
+        let Some(end) = &mut self.end else { return Ok(()) };
+        match end.read_to_end(&mut self.said) {
+            Ok(_) => self.end = None,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+impl Following {
+    fn new(child: &mut Child) -> io::Result<Following> {
+        let pid = Pid::from_child(child);
+        Ok(Following {
+            pid: child.id(),
+            ended: pidfd_open(pid, PidfdFlags::empty())?,
+            stdout: Pipe::new(child.stdout.take().map(OwnedFd::from))?,
+            stderr: Pipe::new(child.stderr.take().map(OwnedFd::from))?,
+        })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn follow(mut self, program: &Program) -> Result<Finished, ProcessError> {
+        let not_followed = |source| ProcessError::NotFollowed { program: program.words(), source };
+        if self.await_end(Some(Instant::now() + program.limit)).map_err(not_followed)? {
+            return self.finish().map_err(not_followed);
+        }
+        let (words, limit) = (program.words(), program.limit);
+        match program.intent {
+            Intent::Looks => {
+                if let Some(group) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
+                    let _ = kill_process_group(group, Signal::KILL);
+                }
+                self.await_end(None).map_err(not_followed)?;
+                self.finish().map_err(not_followed)?;
+                Err(ProcessError::TooSlow { program: words, limit })
+            }
+            Intent::Changes => {
+                Err(ProcessError::StillRunning { program: words, pid: self.pid, limit, rest: Box::new(self) })
+            }
+        }
+    }
+
+    /// Follows it to its end, however long that takes.
+    pub fn to_the_end(mut self) -> io::Result<Finished> {
+        self.await_end(None)?;
+        self.finish()
+    }
+
+    /// Whether it ended before the deadline.
+    fn await_end(&mut self, deadline: Option<Instant>) -> io::Result<bool> {
+        loop {
+            let timeout = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+                Some(Duration::ZERO) => return Ok(false),
+                Some(left) => Some(Timespec::try_from(left).map_err(io::Error::other)?),
+                None => None,
+            };
+            let pipes = [&self.stdout, &self.stderr].into_iter().filter_map(|pipe| pipe.end.as_ref());
+            let mut waited: Vec<PollFd<'_>> = vec![PollFd::new(&self.ended, PollFlags::IN)];
+            waited.extend(pipes.map(|pipe| PollFd::new(pipe, PollFlags::IN)));
+            match poll(&mut waited, timeout.as_ref()) {
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            let ended = !waited[0].revents().is_empty();
+            self.stdout.read()?;
+            self.stderr.read()?;
+            if ended {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Takes the exit status of one that has ended. A daemon that it left behind may hold its outputs open: what is in
+    /// them now is all that is read.
+    fn finish(mut self) -> io::Result<Finished> {
+        self.stdout.read()?;
+        self.stderr.read()?;
+        let pid = i32::try_from(self.pid)
+            .ok()
+            .and_then(Pid::from_raw)
+            .ok_or_else(|| io::Error::other("no process"))?;
+        let waited = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty())?;
+        let (_, status) = waited.ok_or_else(|| io::Error::other("the process has not ended"))?;
+        let status = ExitStatus::from_raw(status.as_raw());
+        Ok(Finished { status, stdout: self.stdout.said, stderr: self.stderr.said })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(60);
+
+    fn processes() -> Processes {
+        Processes { namespaces: Namespaces::default(), group: None }
+    }
+
+    fn sh(script: &str) -> Program {
+        Program::looks(["sh", "-c", script], SOON)
+    }
+
+    #[test]
+    fn output_complaint_and_status_are_kept_apart() {
+        let finished = processes().run(&sh("echo out; echo err >&2; exit 3")).unwrap();
+        assert_eq!((finished.stdout.as_slice(), finished.stderr.as_slice()), (&b"out\n"[..], &b"err\n"[..]));
+        assert_eq!(finished.status.code(), Some(3));
+    }
+
+    #[test]
+    fn output_larger_than_a_pipe_is_read_whole() {
+        let finished =
+            processes().run(&sh("head -c 3000000 /dev/zero; head -c 300000 /dev/zero >&2")).unwrap();
+        assert_eq!((finished.stdout.len(), finished.stderr.len()), (3_000_000, 300_000));
+    }
+
+    #[test]
+    fn the_environment_is_ours_alone() {
+        let text = processes().run(&sh("env").env("LVM_SYSTEM_DIR", "/x")).unwrap().text();
+        let mut keys: Vec<&str> = text.lines().filter_map(|line| line.split('=').next()).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, ["LC_ALL", "LVM_SYSTEM_DIR", "PATH", "PWD"]);
+    }
+
+    #[test]
+    fn a_program_that_looks_is_killed_at_its_deadline() {
+        let mut program = sh("sleep 1000 & sleep 1000");
+        program.limit = Duration::from_millis(50);
+        assert!(matches!(processes().run(&program), Err(ProcessError::TooSlow { .. })));
+    }
+
+    #[test]
+    fn a_program_that_changes_something_is_never_killed_and_can_be_followed_on() {
+        let mut program = sh("sleep 0.3; echo done");
+        (program.intent, program.limit) = (Intent::Changes, Duration::from_millis(10));
+        let Err(ProcessError::StillRunning { rest, .. }) = processes().run(&program) else {
+            panic!("it ended early")
+        };
+        let finished = rest.to_the_end().unwrap();
+        assert!(finished.status.success());
+        assert_eq!(finished.text(), "done");
+    }
+
+    #[test]
+    fn a_daemon_left_behind_does_not_hold_its_parent_up() {
+        let finished = processes().run(&sh("sleep 30 & echo $!")).unwrap();
+        let daemon: i32 = finished.text().parse().unwrap();
+        rustix::process::kill_process(Pid::from_raw(daemon).unwrap(), Signal::KILL).unwrap();
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let error = processes().run(&Program::looks(["no-such-program"], SOON)).unwrap_err();
+        assert_eq!(error.to_string(), "no-such-program could not be started");
+    }
+
+    #[test]
+    fn words_are_quoted_for_people() {
+        let program = Program::looks(["lvs", "--select", "lv_name = \"x\"", ""], SOON);
+        assert_eq!(program.words(), "lvs --select 'lv_name = \"x\"' ''");
+    }
+}

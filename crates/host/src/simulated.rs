@@ -1,0 +1,298 @@
+//! A host made of numbers, for thousands of histories without a disk.
+//!
+//! It is the [model](crate::lvm::model) of what lvm2 does, with room on disks, a moment at which it fails, and bytes
+//! reduced to who wrote them. A sample of the same histories runs on real LVM, step by step, and must agree.
+
+pub mod history;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::dm::{Cow, Fill, Pool, PoolState};
+use crate::lvm::inventory::{Area, Disk, Kind};
+use crate::lvm::{Change, Failure, Group, Inventory, Volume, model};
+use crate::names::{LvName, VgName, VolumePath};
+use crate::runner::{Progress, Runner};
+use crate::units::{Bytes, Extents};
+
+/// The simulated host.
+#[derive(Debug)]
+pub struct Simulated {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    inventory: Inventory,
+    /// What is in a volume: the name of the one who wrote it, or nothing for zeros.
+    content: BTreeMap<VolumePath, Content>,
+    /// After so many effects nothing works any more.
+    effects_left: Option<u64>,
+    /// What was done, for people.
+    history: Vec<String>,
+}
+
+/// What a volume holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    /// Whatever was there before.
+    Dirt,
+    /// Zeros.
+    Zeros,
+    /// Somebody's bytes.
+    Of(String),
+}
+
+/// A group called `vg` with disks of so many extents of 4 MiB.
+pub fn group(disks: &[u64]) -> Group {
+    let disk = |(number, extents): (usize, &u64)| Disk {
+        path: format!("/dev/sd{}", char::from(b'a' + u8::try_from(number % 26).unwrap_or_default())),
+        uuid: format!("disk-{number}"),
+        extents: Extents(*extents),
+        taken: Extents::ZERO,
+        missing: false,
+        allocatable: true,
+        device: None,
+    };
+    let disks: Vec<Disk> = disks.iter().enumerate().map(disk).collect();
+    let extents: Extents = disks.iter().map(|disk| disk.extents).sum();
+    Group {
+        name: VgName::parse("vg").unwrap_or_else(|_| unreachable!("vg is a name")),
+        uuid: "vg-uuid".to_owned(),
+        seqno: 1,
+        attributes: "wz--n-".to_owned(),
+        tags: Vec::new(),
+        extent: Bytes::mib(4),
+        extents,
+        free: extents,
+        metadata: (Bytes::mib(1), Bytes::kib(500)),
+        disks,
+        placed: true,
+        volumes: BTreeMap::new(),
+    }
+}
+
+impl Simulated {
+    /// A host with this group.
+    pub fn new(group: Group) -> Simulated {
+        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let state = State { inventory, content: BTreeMap::new(), effects_left: None, history: Vec::new() };
+        Simulated { state: Mutex::new(state) }
+    }
+
+    /// Adds a thin pool of so many extents to its group.
+    pub fn with_pool(self, group: &VgName, name: &LvName, extents: Extents) -> Simulated {
+        let mut state = self.state();
+        if let Some(group) = state.inventory.groups.get_mut(group).map(Arc::make_mut) {
+            // Data, metadata, and as much for a repair.
+            let cost = extents + Extents(2);
+            place(group, 1, cost);
+            group.free = group.free - cost;
+            let pool = Volume {
+                name: name.clone(),
+                uuid: String::new(),
+                kind: Kind::Pool { chunk: Bytes::kib(64), metadata: group.extent },
+                size: extents.bytes(group.extent),
+                tags: Vec::new(),
+                attributes: "twi-a-tz--".to_owned(),
+                active: true,
+                synced: None,
+                areas: Vec::new(),
+            };
+            group.volumes.insert(name.clone(), pool);
+        }
+        drop(state);
+        self
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// After so many more effects nothing works any more, until this is called again.
+    pub fn fail_after(&self, effects: Option<u64>) {
+        self.state().effects_left = effects;
+    }
+
+    /// What a volume holds.
+    pub fn content(&self, volume: &VolumePath) -> Content {
+        self.state().content.get(volume).cloned().unwrap_or(Content::Dirt)
+    }
+
+    /// Somebody writes to a volume.
+    pub fn write(&self, volume: &VolumePath, who: &str) {
+        self.state().content.insert(volume.clone(), Content::Of(who.to_owned()));
+    }
+
+    /// What was done so far.
+    pub fn history(&self) -> Vec<String> {
+        self.state().history.clone()
+    }
+}
+
+impl State {
+    fn effect(&mut self, what: impl FnOnce() -> String) -> Result<(), String> {
+        if let Some(left) = &mut self.effects_left {
+            if *left == 0 {
+                return Err("the simulated host has failed".to_owned());
+            }
+            *left -= 1;
+        }
+        self.history.push(what());
+        Ok(())
+    }
+
+    fn volume(&self, path: &VolumePath) -> io::Result<&Volume> {
+        let volume = self.inventory.volume(path).filter(|volume| volume.active);
+        volume.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{path} is not active")))
+    }
+}
+
+/// Takes extents from the disks with the most room, a piece of each.
+fn place(group: &mut Group, disks: u64, extents: Extents) -> Vec<Area> {
+    let mut chosen: Vec<&mut Disk> = group.disks.iter_mut().collect();
+    chosen.sort_by_key(|disk| std::cmp::Reverse(disk.free()));
+    let mut left = extents;
+    let piece = Extents(extents.0.div_ceil(disks.max(1)));
+    let mut areas = Vec::new();
+    for disk in chosen {
+        let had = Extents(disk.free().0.min(left.0).min(if disks > 1 { piece.0 } else { left.0 }));
+        disk.taken = disk.taken + had;
+        left = left - had;
+        areas.push(Area { place: disk.path.clone(), first: 0, last: had.0 });
+    }
+    areas
+}
+
+impl Runner for Simulated {
+    fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure> {
+        let state = self.state();
+        let mut inventory = state.inventory.clone();
+        if let Some(name) = group {
+            inventory.groups.retain(|other, _| other == name);
+            if inventory.groups.is_empty() {
+                return Err(Failure::NotFound(format!("Volume group \"{name}\" not found")));
+            }
+        }
+        Ok(inventory)
+    }
+
+    fn sequence_number(&self, group: &Group) -> Option<u64> {
+        self.state().inventory.groups.get(&group.name).map(|group| group.seqno)
+    }
+
+    fn change(&self, change: &Change) -> Result<(), Failure> {
+        let mut state = self.state();
+        state.effect(|| change.arguments().join(" ")).map_err(Failure::Other)?;
+        let path = change.path();
+        let Some(before) = state.inventory.groups.get(&path.group).cloned() else {
+            return Err(Failure::NotFound(format!("Volume group \"{}\" not found", path.group)));
+        };
+        let mut group = Group::clone(&before);
+        model::apply(&mut group, change)?;
+        group.seqno += 1;
+        settle(&before, &mut group, &path.volume);
+        let source = match change {
+            Change::SnapshotThin { origin, .. } | Change::SnapshotThick { origin, .. } => {
+                Some(state.content.get(origin).cloned().unwrap_or(Content::Dirt))
+            }
+            Change::CreateThin { .. } => Some(Content::Zeros),
+            Change::CreateThick { .. } => Some(Content::Dirt),
+            Change::Extend { .. }
+            | Change::Remove { .. }
+            | Change::Tag { .. }
+            | Change::Activate { .. }
+            | Change::Deactivate { .. } => None,
+        };
+        state.content.extend(source.map(|content| (path.clone(), content)));
+        state.content.retain(|path, _| path.group != group.name || group.volumes.contains_key(&path.volume));
+        state.inventory.groups.insert(path.group, Arc::new(group));
+        Ok(())
+    }
+
+    fn pool(&self, pool: &VolumePath) -> io::Result<Option<Pool>> {
+        let state = self.state();
+        let good = Pool {
+            data: Fill { used: 0, total: 1000 },
+            metadata: Fill { used: 0, total: 1000 },
+            state: PoolState::Good,
+            needs_check: false,
+        };
+        Ok(state.inventory.volume(pool).filter(|volume| volume.is_pool()).map(|_| good))
+    }
+
+    fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>> {
+        let state = self.state();
+        let valid = Cow::Valid(Fill { used: 1, total: 100 });
+        Ok(state.inventory.volume(snapshot).filter(|volume| volume.active).map(|_| valid))
+    }
+
+    fn is_open(&self, _: &VolumePath) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    fn recover(&self, _: &VgName) -> io::Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
+    fn zero(&self, volume: &VolumePath, from: Bytes, to: Bytes, progress: Progress<'_>) -> io::Result<()> {
+        let mut state = self.state();
+        state.effect(|| format!("zero {volume} from {from} to {to}")).map_err(io::Error::other)?;
+        state.volume(volume)?;
+        if from == Bytes::ZERO {
+            state.content.insert(volume.clone(), Content::Zeros);
+        }
+        progress(to, to);
+        Ok(())
+    }
+
+    fn copy(
+        &self,
+        from: &VolumePath,
+        to: &VolumePath,
+        length: Bytes,
+        dirty: bool,
+        progress: Progress<'_>,
+    ) -> io::Result<()> {
+        let mut state = self.state();
+        state.effect(|| format!("copy {from} to {to}, {length}")).map_err(io::Error::other)?;
+        let (source, target) = (state.volume(from)?.size, state.volume(to)?.size);
+        if length > source || length > target {
+            return Err(io::Error::other("past the end"));
+        }
+        let content = state.content.get(from).cloned().unwrap_or(Content::Dirt);
+        let under = state.content.get(to).cloned().unwrap_or(Content::Dirt);
+        // Zeros that are not written leave what was there.
+        let result = if content == Content::Zeros && !dirty { under } else { content };
+        state.content.insert(to.clone(), result);
+        progress(length, length);
+        Ok(())
+    }
+}
+
+/// Gives room on disks to what has come, and takes it from what has gone.
+fn settle(before: &Group, after: &mut Group, changed: &LvName) {
+    if after.placed {
+        return;
+    }
+    after.placed = true;
+    for (name, volume) in &before.volumes {
+        if !after.volumes.contains_key(name) {
+            for area in &volume.areas {
+                if let Some(disk) = after.disks.iter_mut().find(|disk| disk.path == area.place) {
+                    disk.taken = disk.taken - Extents(area.last);
+                }
+            }
+        }
+    }
+    let more = before.free.minus(after.free);
+    let disks = match after.volumes.get(changed).map(|volume| &volume.kind) {
+        Some(Kind::Thick(layout)) => layout.stripes,
+        _ => 1,
+    };
+    let areas = place(after, disks, more);
+    if let Some(volume) = after.volumes.get_mut(changed) {
+        volume.areas.extend(areas);
+    }
+}

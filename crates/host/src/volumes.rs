@@ -1,0 +1,418 @@
+//! The engine for volumes: plans, one queue per group, long works beside them, and what is there on a channel.
+//!
+//! What is there is known from one report and followed through our own changes ([`crate::lvm::model`]). Before each
+//! change the group's sequence number is read from a disk; only if somebody else has changed it is LVM asked again.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+use tokio::sync::watch;
+
+use crate::desired::DeviceClass;
+use crate::facts::Facts;
+use crate::lvm::shape::Shape;
+use crate::lvm::{Change, Failure, Group, Inventory, Volume, model};
+use crate::names::{LvName, VgName, VolumePath};
+use crate::plan::capacity::Situation;
+use crate::plan::volume::{self, Wish};
+use crate::plan::{Next, Refusal, Step};
+use crate::queue::{NoTurn, Queue, Stuck};
+use crate::runner::Runner;
+use crate::units::Bytes;
+
+/// Why something was not done.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// It cannot be done as things are.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// LVM did not do it.
+    #[error(transparent)]
+    Lvm(#[from] Failure),
+    /// Others are busy, or one of them does not end.
+    #[error(transparent)]
+    NoTurn(#[from] NoTurn),
+    /// Bytes could not be written or read.
+    #[error("{what} failed")]
+    Bytes {
+        /// What.
+        what: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A plan that does not come to an end: a mistake of ours, stopped before it does harm.
+    #[error("the plan for {0} does not come to an end")]
+    Endless(VolumePath),
+}
+
+/// A long work and how far it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Work {
+    /// `copy` or `zero`.
+    pub what: &'static str,
+    /// What is finished.
+    pub done: Bytes,
+    /// Of how much.
+    pub all: Bytes,
+}
+
+/// More steps than any plan has.
+const MOST_STEPS: usize = 40;
+
+/// The engine.
+pub struct Volumes<R> {
+    runner: Arc<R>,
+    queues: Mutex<BTreeMap<VgName, Arc<Queue>>>,
+    known: watch::Sender<Arc<Inventory>>,
+    works: Mutex<BTreeMap<VolumePath, Work>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<R: Runner> Volumes<R> {
+    /// Looks at what is there. Devices of these groups that a killed command left suspended go on.
+    pub fn open(runner: Arc<R>, groups: &[&VgName]) -> Result<Arc<Volumes<R>>, Error> {
+        for group in groups {
+            if let Err(error) = runner.recover(group) {
+                tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
+            }
+        }
+        let inventory = Arc::new(runner.inventory(None)?);
+        Ok(Arc::new(Volumes {
+            runner,
+            queues: Mutex::default(),
+            known: watch::Sender::new(inventory),
+            works: Mutex::default(),
+        }))
+    }
+
+    /// The host.
+    pub fn runner(&self) -> &R {
+        &self.runner
+    }
+
+    /// What is there, as far as is known now. Costs nothing.
+    pub fn inventory(&self) -> Arc<Inventory> {
+        Arc::clone(&self.known.borrow())
+    }
+
+    /// Tells whenever something has changed.
+    pub fn watch(&self) -> watch::Receiver<Arc<Inventory>> {
+        self.known.subscribe()
+    }
+
+    /// Long works that run now.
+    pub fn works(&self) -> BTreeMap<VolumePath, Work> {
+        lock(&self.works).clone()
+    }
+
+    /// What holds a group up.
+    pub fn stuck(&self, group: &VgName) -> Option<Stuck> {
+        lock(&self.queues).get(group).and_then(|queue| queue.stuck())
+    }
+
+    /// Makes a volume, or finds the one that was made by the same wish.
+    pub fn create(self: &Arc<Self>, wish: &Wish<'_>, deadline: Option<Instant>) -> Result<Volume, Error> {
+        let path = wish.path();
+        let mut groups = vec![path.group.clone()];
+        groups.extend(wish.source.as_ref().map(|source| source.group.clone()));
+        let places = Shape::of_options(&wish.options).disks > 1;
+        self.settle(&path, &groups, places, deadline, |situation| volume::create(situation, wish))?;
+        self.find(&path)
+    }
+
+    /// Makes a snapshot, or finds it.
+    pub fn snapshot(
+        self: &Arc<Self>,
+        class: &DeviceClass,
+        source: &VolumePath,
+        name: &LvName,
+        facts: &Facts,
+        deadline: Option<Instant>,
+    ) -> Result<Volume, Error> {
+        let path = VolumePath { group: source.group.clone(), volume: name.clone() };
+        let groups = [path.group.clone()];
+        self.settle(&path, &groups, false, deadline, |situation| {
+            volume::snapshot(situation, class, source, name, facts)
+        })?;
+        self.find(&path)
+    }
+
+    /// Grows a volume to at least this size.
+    pub fn grow(
+        self: &Arc<Self>,
+        class: &DeviceClass,
+        path: &VolumePath,
+        size: Bytes,
+        deadline: Option<Instant>,
+    ) -> Result<Volume, Error> {
+        let groups = [path.group.clone()];
+        self.settle(path, &groups, true, deadline, |situation| {
+            let in_use = self.runner.is_open(path).unwrap_or(true);
+            volume::grow(situation, class, path, size, in_use)
+        })?;
+        self.find(path)
+    }
+
+    /// Removes a volume; one that is gone already is as good.
+    pub fn remove(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
+        // Copies lie elsewhere, and may need one of its snapshots.
+        let groups: Vec<VgName> =
+            [path.group.clone()].into_iter().chain(self.inventory().groups.keys().cloned()).collect();
+        self.settle(path, &groups, false, deadline, |situation| volume::remove(situation, path))
+    }
+
+    /// Makes what is known of a volume true.
+    pub fn note(
+        self: &Arc<Self>,
+        path: &VolumePath,
+        deadline: Option<Instant>,
+        change: impl Fn(&mut Facts),
+    ) -> Result<(), Error> {
+        let groups = [path.group.clone()];
+        self.settle(path, &groups, false, deadline, |situation| {
+            let volume = situation.inventory.volume(path).ok_or_else(|| Refusal::NoVolume(path.clone()))?;
+            let before = Facts::of(volume);
+            let mut now = before.clone();
+            change(&mut now);
+            let (add, remove) = now.since(&before);
+            if add.is_empty() && remove.is_empty() {
+                return Ok(Next::Done);
+            }
+            Ok(Next::Do(Box::new(Step::Change(Change::Tag { path: path.clone(), add, remove }))))
+        })
+    }
+
+    /// Makes a device for a volume.
+    pub fn activate(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
+        let groups = [path.group.clone()];
+        let asked = Cell::new(false);
+        self.settle(path, &groups, false, deadline, |situation| {
+            situation.inventory.volume(path).ok_or_else(|| Refusal::NoVolume(path.clone()))?;
+            if asked.replace(true) {
+                return Ok(Next::Done);
+            }
+            Ok(Next::Do(Box::new(Step::Change(Change::Activate { path: path.clone() }))))
+        })
+    }
+
+    /// The largest new volume that a class admits; nothing whenever one would be refused.
+    pub fn capacity(&self, class: &DeviceClass, options: &[String]) -> Result<Bytes, Refusal> {
+        let inventory = self.inventory();
+        let pool = |pool: &VolumePath| self.runner.pool(pool).ok().flatten();
+        Situation { inventory: &inventory, pool: &pool }.largest(class, options)
+    }
+
+    fn find(&self, path: &VolumePath) -> Result<Volume, Error> {
+        Ok(self.inventory().volume(path).cloned().ok_or_else(|| Refusal::NoVolume(path.clone()))?)
+    }
+
+    fn queue(&self, group: &VgName) -> Arc<Queue> {
+        Arc::clone(lock(&self.queues).entry(group.clone()).or_default())
+    }
+
+    /// Plans and does, until there is nothing to do. `groups` are those that the plan looks at, `places` whether it
+    /// must know which extents are taken. Each step is planned in its own group's turn: nobody of us changes it between.
+    fn settle(
+        self: &Arc<Self>,
+        path: &VolumePath,
+        groups: &[VgName],
+        places: bool,
+        deadline: Option<Instant>,
+        plan: impl Fn(Situation<'_>) -> Result<Next, Refusal>,
+    ) -> Result<(), Error> {
+        let mut at = path.group.clone();
+        for _ in 0..MOST_STEPS {
+            let queue = self.queue(&at);
+            let turn = queue.turn(deadline)?;
+            for group in groups {
+                self.look_at(group, places)?;
+            }
+            let inventory = self.inventory();
+            let pool = |pool: &VolumePath| self.runner.pool(pool).ok().flatten();
+            let step = match plan(Situation { inventory: &inventory, pool: &pool })? {
+                Next::Done => return Ok(()),
+                Next::Do(step) => step,
+            };
+            if step.group() != at {
+                at = step.group();
+                continue;
+            }
+            match *step {
+                Step::Change(change) => self.change(&queue, &change)?,
+                Step::Swap(first, second) => {
+                    self.change(&queue, &first)?;
+                    self.change(&queue, &second)?;
+                }
+                Step::Zero { volume, from, to, then } => {
+                    drop(turn);
+                    self.work(&queue, &volume, "zero", deadline, |progress| {
+                        self.runner.zero(&volume, from, to, progress)
+                    })?;
+                    let _turn = queue.turn(None)?;
+                    self.look(&at)?;
+                    self.change(&queue, &then)?;
+                }
+                Step::Copy { from, to, length, dirty, then } => {
+                    drop(turn);
+                    self.work(&queue, &to, "copy", deadline, |progress| {
+                        self.runner.copy(&from, &to, length, dirty, progress)
+                    })?;
+                    let _turn = queue.turn(None)?;
+                    self.look(&at)?;
+                    self.change(&queue, &then)?;
+                }
+            }
+        }
+        Err(Error::Endless(path.clone()))
+    }
+
+    fn work(
+        &self,
+        queue: &Queue,
+        volume: &VolumePath,
+        what: &'static str,
+        deadline: Option<Instant>,
+        act: impl FnOnce(crate::runner::Progress<'_>) -> io::Result<()>,
+    ) -> Result<(), Error> {
+        let _place = queue.job(deadline)?;
+        let began = Instant::now();
+        let progress = |done: Bytes, all: Bytes| {
+            lock(&self.works).insert(volume.clone(), Work { what, done, all });
+        };
+        let done = act(&progress);
+        lock(&self.works).remove(volume);
+        tracing::info!(volume = %volume, what, seconds = began.elapsed().as_secs_f64(), "long work ended");
+        done.map_err(|source| Error::Bytes { what: format!("{what} of {volume}"), source })
+    }
+
+    /// Makes one change, in its group's turn, and follows it.
+    fn change(self: &Arc<Self>, queue: &Arc<Queue>, change: &Change) -> Result<(), Error> {
+        let group = change.path().group;
+        match self.runner.change(change) {
+            Ok(()) => {
+                self.follow(&group, change);
+                Ok(())
+            }
+            Err(Failure::Stuck { pid, program, limit, rest }) => {
+                tracing::error!(group = %group, pid, program, "a command does not end: its volume group waits for it");
+                queue.stop(Stuck { pid, program: program.clone() });
+                self.wait_for(group, Arc::clone(queue), rest);
+                Err(NoTurn::Stuck(Stuck { pid, program: format!("{program} (for {} s)", limit.as_secs()) })
+                    .into())
+            }
+            Err(failure) => {
+                if let Err(error) = self.runner.recover(&group) {
+                    tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
+                }
+                self.forget(&group);
+                Err(failure.into())
+            }
+        }
+    }
+
+    /// Lets a group go on when the command that held it up has ended.
+    fn wait_for(self: &Arc<Self>, group: VgName, queue: Arc<Queue>, rest: Box<crate::runner::Following>) {
+        let volumes = Arc::clone(self);
+        std::thread::spawn(move || {
+            let ended = rest.to_the_end();
+            tracing::warn!(group = %group, ?ended, "the command that did not end has ended");
+            if let Err(error) = volumes.runner.recover(&group) {
+                tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
+            }
+            volumes.forget(&group);
+            queue.go_on();
+        });
+    }
+
+    /// What a change of ours has done is known from the model, if nobody else has changed anything meanwhile.
+    fn follow(&self, name: &VgName, change: &Change) {
+        let Some(before) = self.inventory().groups.get(name).cloned() else { return };
+        let on_disk = self.runner.sequence_number(&before);
+        let mut group = Group::clone(&before);
+        let modelled = model::apply(&mut group, change).is_ok();
+        group.seqno = if modelled && on_disk == Some(before.seqno + increments(change)) {
+            before.seqno + increments(change)
+        } else {
+            UNKNOWN
+        };
+        self.publish(group);
+    }
+
+    fn publish(&self, group: Group) {
+        self.known.send_modify(|inventory| {
+            Arc::make_mut(inventory).groups.insert(group.name.clone(), Arc::new(group));
+        });
+    }
+
+    /// The next look at this group asks LVM.
+    fn forget(&self, name: &VgName) {
+        self.known.send_modify(|inventory| {
+            if let Some(group) = Arc::make_mut(inventory).groups.get_mut(name) {
+                Arc::make_mut(group).seqno = UNKNOWN;
+            }
+        });
+    }
+
+    /// Makes sure that what is known of a group is what is on disk.
+    pub fn look(&self, name: &VgName) -> Result<(), Error> {
+        self.look_at(name, false)
+    }
+
+    /// That a group is gone is believed only after a second look.
+    fn look_at(&self, name: &VgName, places: bool) -> Result<(), Error> {
+        if let Some(group) = self.inventory().groups.get(name)
+            && group.seqno != UNKNOWN
+            && (group.placed || !places)
+            && self.runner.sequence_number(group) == Some(group.seqno)
+        {
+            return Ok(());
+        }
+        let report = || self.runner.inventory(Some(name));
+        let found = match report() {
+            Err(Failure::NotFound(_)) => {
+                std::thread::sleep(Duration::from_millis(100));
+                report()
+            }
+            other => other,
+        };
+        match found {
+            Ok(mut inventory) => {
+                if let Some(group) = inventory.groups.remove(name) {
+                    self.publish(Arc::unwrap_or_clone(group));
+                }
+                Ok(())
+            }
+            Err(Failure::NotFound(_)) => {
+                self.known.send_modify(|inventory| {
+                    Arc::make_mut(inventory).groups.remove(name);
+                });
+                Ok(())
+            }
+            Err(failure) => Err(failure.into()),
+        }
+    }
+}
+
+/// No group has this sequence number.
+const UNKNOWN: u64 = 0;
+
+/// By how much a command raises the sequence number of its group.
+fn increments(change: &Change) -> u64 {
+    match change {
+        Change::CreateThick { .. }
+        | Change::CreateThin { .. }
+        | Change::SnapshotThin { .. }
+        | Change::SnapshotThick { .. }
+        | Change::Extend { .. }
+        | Change::Remove { .. }
+        | Change::Tag { .. } => 1,
+        Change::Activate { .. } | Change::Deactivate { .. } => 0,
+    }
+}

@@ -1,0 +1,279 @@
+//! The runner, the reports and device-mapper's answers, on real LVM.
+
+use std::fs;
+use std::path::Path;
+
+use lab_test::{GIB, Lab, MIB, Needs, Result, run};
+use lvms_host::dm::{Cow, PoolState};
+use lvms_host::lvm::inventory::Kind;
+use lvms_host::lvm::{Change, Failure, Group, metadata};
+use lvms_host::names::{LvName, Tag, VgName, VolumePath};
+use lvms_host::runner::{Linux, Options, Runner};
+use lvms_host::units::{Bytes, Extents};
+
+fn linux() -> Result<Linux> {
+    Ok(Linux::new(Options::default())?)
+}
+
+fn path(volume: &str) -> Result<VolumePath> {
+    Ok(VolumePath { group: VgName::parse("vg")?, volume: LvName::parse(volume)? })
+}
+
+fn group(linux: &Linux) -> Result<Group> {
+    let mut inventory = linux.inventory(None)?;
+    let group = inventory.groups.remove(&VgName::parse("vg")?).ok_or("there is no group vg")?;
+    Ok(std::sync::Arc::unwrap_or_clone(group))
+}
+
+fn thick(volume: &str, extents: u64, options: &[&str]) -> Result<Change> {
+    let options = options.iter().map(|option| (*option).to_owned()).collect();
+    let tags = vec![Tag::parse("lvms.io/name=a#20b")?];
+    Ok(Change::CreateThick { path: path(volume)?, extents: Extents(extents), options, tags })
+}
+
+fn thin(volume: &str, size: Bytes) -> Result<Change> {
+    let pool = LvName::parse("pool")?;
+    Ok(Change::CreateThin { path: path(volume)?, pool, size, options: Vec::new(), tags: Vec::new() })
+}
+
+fn snapshot_thick(origin: &str, name: &str, store: u64) -> Result<Change> {
+    let (origin, name) = (path(origin)?, LvName::parse(name)?);
+    Ok(Change::SnapshotThick { origin, name, store: Extents(store), tags: Vec::new() })
+}
+
+fn every_kind_of_volume_is_made_reported_and_removed(lab: &Lab) -> Result {
+    let linux = linux()?;
+    run("vgcreate", ["vg", lab.disk(0), lab.disk(1)])?;
+    run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-l", "50", "vg"])?;
+    let before = group(&linux)?;
+    linux.change(&thick("linear", 5, &[])?)?;
+    linux.change(&thick("striped", 5, &["--stripes", "2"])?)?;
+    linux.change(&thick("mirrored", 5, &["--type", "raid1", "--mirrors", "1"])?)?;
+    linux.change(&thin("thin", Bytes::mib(400))?)?;
+    let (origin, name) = (path("thin")?, LvName::parse("moment")?);
+    linux.change(&Change::SnapshotThin { origin, name, read_only: true, tags: Vec::new() })?;
+    linux.change(&snapshot_thick("linear", "cow", 2)?)?;
+
+    let now = group(&linux)?;
+    let kind = |name: &str| Ok::<_, lab_test::Error>(now.volumes[&LvName::parse(name)?].kind.clone());
+    assert!(
+        matches!(kind("linear")?, Kind::Thick(layout) if layout.segment == "linear" && layout.stripes == 1)
+    );
+    assert!(
+        matches!(kind("striped")?, Kind::Thick(layout) if layout.segment == "striped" && layout.stripes == 2)
+    );
+    assert!(
+        matches!(kind("mirrored")?, Kind::Thick(layout) if layout.segment == "raid1" && layout.copies == 2)
+    );
+    assert_eq!(kind("thin")?, Kind::Thin { pool: LvName::parse("pool")?, origin: None });
+    let thin = Some(LvName::parse("thin")?);
+    assert_eq!(kind("moment")?, Kind::Thin { pool: LvName::parse("pool")?, origin: thin });
+    assert_eq!(kind("cow")?, Kind::Cow { origin: LvName::parse("linear")?, store: Bytes::mib(8) });
+    let volume = |name: &str| Ok::<_, lab_test::Error>(now.volumes[&LvName::parse(name)?].clone());
+    assert_eq!(volume("striped")?.size, Bytes::mib(24), "rounded up to whole stripes");
+    assert_eq!(volume("cow")?.size, Bytes::mib(20), "the user of a snapshot sees the origin's size");
+    assert!(volume("linear")?.has_tag("lvms.io/name=a#20b"));
+    assert!(volume("linear")?.active && !volume("moment")?.active);
+    assert!(volume("moment")?.is_read_only());
+    // linear 5, striped 6, two images of 5 with one extent of metadata each, a store of 2
+    assert_eq!(before.free - now.free, Extents(5 + 6 + 12 + 2));
+    assert_eq!(now.disks.iter().map(|disk| disk.free()).sum::<Extents>(), now.free);
+
+    for name in ["cow", "moment", "thin", "mirrored", "striped", "linear"] {
+        linux.change(&Change::Remove { path: path(name)? })?;
+    }
+    let after = group(&linux)?;
+    assert_eq!(after.free, before.free);
+    assert!(after.volumes.keys().eq(before.volumes.keys()), "left are {:?}", after.volumes.keys());
+    Ok(())
+}
+
+fn failures_of_lvm2_are_types(lab: &Lab) -> Result {
+    let linux = linux()?;
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    linux.change(&thick("a", 5, &[])?)?;
+    let fails = |change: Change| linux.change(&change).err().ok_or_else(|| format!("{change:?} succeeded"));
+    assert!(matches!(fails(thick("a", 5, &[])?)?, Failure::AlreadyThere(_)));
+    assert!(matches!(fails(thick("b", 100_000, &[])?)?, Failure::NoSpace(_)));
+    assert!(matches!(fails(thick("b", 5, &["--stripes", "7"])?)?, Failure::NoSpace(_)));
+    assert!(matches!(fails(thick("b", 5, &["--no-such-option"])?)?, Failure::Refused(_)));
+    assert!(matches!(fails(Change::Remove { path: path("b")? })?, Failure::NotFound(_)));
+    assert!(matches!(fails(thin("b", Bytes::mib(4))?)?, Failure::NotFound(_)));
+    let extend =
+        |extents| Ok::<_, lab_test::Error>(Change::Extend { path: path("a")?, extents, from: Vec::new() });
+    assert!(matches!(fails(extend(Extents(5))?)?, Failure::NotLarger(_)));
+    assert!(matches!(fails(extend(Extents(3))?)?, Failure::NotLarger(_)));
+    assert!(matches!(fails(extend(Extents(9999))?)?, Failure::NoSpace(_)));
+    let elsewhere = VolumePath { group: VgName::parse("none")?, volume: LvName::parse("a")? };
+    assert!(matches!(fails(Change::Remove { path: elsewhere })?, Failure::NotFound(_)));
+    run("mkfs.ext4", ["-q", "/dev/vg/a"])?;
+    run("mount", ["--mkdir", "/dev/vg/a", "/run/test/a"])?;
+    assert!(matches!(fails(Change::Remove { path: path("a")? })?, Failure::InUse(_)));
+    assert!(matches!(fails(Change::Deactivate { path: path("a")? })?, Failure::InUse(_)));
+    run("umount", ["/run/test/a"])?;
+    linux.change(&Change::Deactivate { path: path("a")? })?;
+    linux.change(&Change::Activate { path: path("a")? })?;
+    linux.change(&Change::Remove { path: path("a")? })?;
+    Ok(())
+}
+
+fn a_missing_disk_is_reported_and_refused_by_type(lab: &Lab) -> Result {
+    let linux = linux()?;
+    run("vgcreate", ["vg", lab.disk(0), lab.disk(1)])?;
+    linux.change(&thick("spread", 100, &["--stripes", "2"])?)?;
+    linux.change(&Change::Deactivate { path: path("spread")? })?;
+    lab.unplug(lab.serial(1))?;
+    lab.wait_for("the disk to be missing", || {
+        let group = group(&linux).ok()?;
+        (group.missing().count() == 1).then_some(())
+    })?;
+    let failure = linux.change(&thick("more", 1, &[])?).err().ok_or("a volume was made without a disk")?;
+    assert!(matches!(failure, Failure::MissingDevice(_)), "{failure:?}");
+    let failure =
+        linux.change(&Change::Activate { path: path("spread")? }).err().ok_or("half a volume is active")?;
+    assert!(matches!(failure, Failure::MissingDevice(_)), "{failure:?}");
+    lab.plug_back(lab.serial(1))?;
+    lab.wait_for("the disk to be back", || (group(&linux).ok()?.missing().count() == 0).then_some(()))?;
+    linux.change(&Change::Activate { path: path("spread")? })?;
+    linux.change(&thick("more", 1, &[])?)?;
+    Ok(())
+}
+
+fn the_sequence_number_on_disk_is_the_reported_one_after_every_change(lab: &Lab) -> Result {
+    let linux = linux()?;
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    let mut last = 0;
+    for round in 0..40 {
+        let name = format!("v{round}");
+        linux.change(&thick(&name, 1, &[])?)?;
+        let group = group(&linux)?;
+        let on_disk = metadata::read(Path::new(lab.disk(0)))?;
+        assert_eq!((on_disk.group.as_str(), on_disk.seqno), ("vg", group.seqno));
+        assert_eq!(linux.sequence_number(&group), Some(group.seqno));
+        assert!(group.seqno > last);
+        last = group.seqno;
+    }
+    // Somebody else's change is seen without asking LVM.
+    let known = group(&linux)?;
+    run("lvchange", ["--addtag", "somebody", "vg/v0"])?;
+    assert!(linux.sequence_number(&known) > Some(known.seqno));
+    Ok(())
+}
+
+fn device_mapper_says_how_full_pools_and_snapshots_are(lab: &Lab) -> Result {
+    let linux = linux()?;
+    run("vgcreate", ["vg", lab.disk(0), lab.disk(1)])?;
+    run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-l", "25", "-c", "64k", "vg"])?;
+    linux.change(&thin("thin", Bytes::mib(400))?)?;
+    linux.change(&thick("origin", 5, &[])?)?;
+    linux.change(&snapshot_thick("origin", "cow", 1)?)?;
+    linux.change(&thick("mirrored", 2, &["--type", "raid1", "--mirrors", "1"])?)?;
+    let pool = linux.pool(&path("pool")?)?.ok_or("the pool is not active")?;
+    assert_eq!((pool.state, pool.data.used, pool.data.total), (PoolState::Good, 0, 1600));
+    run("dd", ["if=/dev/urandom", "of=/dev/vg/thin", "bs=1M", "count=10", "oflag=direct"])?;
+    let pool = linux.pool(&path("pool")?)?.ok_or("the pool is not active")?;
+    assert_eq!(pool.data.used, 160);
+    assert!(matches!(linux.cow(&path("cow")?)?, Some(Cow::Valid(fill)) if fill.percent() < 10.0));
+    run("dd", ["if=/dev/urandom", "of=/dev/vg/origin", "bs=1M", "count=2", "oflag=direct"])?;
+    assert!(matches!(linux.cow(&path("cow")?)?, Some(Cow::Valid(fill)) if fill.percent() > 40.0));
+    run("dd", ["if=/dev/urandom", "of=/dev/vg/origin", "bs=1M", "count=8", "oflag=direct"])?;
+    assert_eq!(linux.cow(&path("cow")?)?, Some(Cow::Invalid));
+    let raid = linux.device("vg-mirrored")?.and_then(|device| device.targets[0].raid());
+    assert_eq!(raid.ok_or("no RAID")?.health.len(), 2);
+    assert_eq!(linux.device("vg-nothing")?, None);
+    assert_eq!(linux.pool(&path("nothing")?)?, None);
+    Ok(())
+}
+
+fn suspended_devices_of_a_group_are_found_and_go_on(lab: &Lab) -> Result {
+    let linux = linux()?;
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    run("vgcreate", ["vg-x", lab.disk(1)])?;
+    linux.change(&thick("a-b", 1, &[])?)?;
+    run("lvcreate", ["-qq", "-y", "-n", "c", "-l", "1", "vg-x"])?;
+    run("dmsetup", ["suspend", "vg-a--b"])?;
+    run("dmsetup", ["suspend", "vg--x-c"])?;
+    assert_eq!(linux.recover(&VgName::parse("vg")?)?, ["vg-a--b"]);
+    assert_eq!(linux.recover(&VgName::parse("vg")?)?, [""; 0]);
+    assert_eq!(run("dmsetup", ["info", "-c", "--noheadings", "-o", "suspended", "vg-a--b"])?, "Active");
+    assert_eq!(run("dmsetup", ["info", "-c", "--noheadings", "-o", "suspended", "vg--x-c"])?, "Suspended");
+    run("dmsetup", ["resume", "vg--x-c"])?;
+    Ok(())
+}
+
+fn the_hosts_policy_stays_in_force(lab: &Lab) -> Result {
+    // The host's file forbids the second disk, and keeps no archive.
+    let mut policy = fs::read_to_string("/etc/lvm/lvm.conf")?;
+    policy +=
+        &format!("\ndevices {{ global_filter = [ \"r|{}|\" ] }}\nbackup {{ archive = 0 }}\n", lab.disk(1));
+    fs::write("/etc/lvm/lvm.conf", policy)?;
+    let linux = linux()?;
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    linux.change(&thick("a", 1, &[])?)?;
+    assert!(group(&linux)?.volumes.len() == 1);
+    let ours = fs::read_to_string("/run/lvms/lvm/lvm.conf")?;
+    let filter = ours.rfind("global_filter").ok_or("no filter in our file")?;
+    assert!(
+        ours[filter..].contains("r|^/dev/nbd|") && ours[filter..].contains(lab.disk(1)),
+        "{}",
+        &ours[filter..]
+    );
+    assert!(fs::read_dir("/etc/lvm/archive").map(|files| files.count()).unwrap_or_default() == 0);
+    // LVM's backup of the group is where an administrator looks for it.
+    assert!(fs::read_to_string("/etc/lvm/backup/vg")?.contains("lvms.io/name=a#20b"));
+    // The file changes; the next command knows.
+    let changed = fs::read_to_string("/etc/lvm/lvm.conf")?.replace("archive = 0", "archive = 1");
+    fs::write("/etc/lvm/lvm.conf", changed)?;
+    linux.change(&thick("b", 1, &[])?)?;
+    assert!(fs::read_dir("/etc/lvm/archive")?.count() > 0);
+    Ok(())
+}
+
+fn a_host_with_a_devices_file_keeps_it(lab: &Lab) -> Result {
+    run("lvm", ["lvmdevices", "-y", "--adddev", lab.disk(0)])?;
+    let linux = linux()?;
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    run("pvcreate", ["--devicesfile", "", lab.disk(1)])?;
+    linux.change(&thick("a", 1, &[])?)?;
+    assert_eq!(group(&linux)?.disks.len(), 1);
+    assert!(!fs::read_to_string("/run/lvms/lvm/lvm.conf")?.contains("r|^/dev/nbd|"));
+    assert_eq!(run("vgs", ["--noheadings", "-o", "vg_name"])?, "vg");
+    Ok(())
+}
+
+fn no_command_of_ours_starts_a_daemon(lab: &Lab) -> Result {
+    let linux = linux()?;
+    // The host asks for monitoring, though nobody monitors.
+    let mut policy = fs::read_to_string("/etc/lvm/lvm.conf")?;
+    policy += "\nactivation { monitoring = 1 }\n";
+    fs::write("/etc/lvm/lvm.conf", policy)?;
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    run("lvcreate", ["--monitor", "n", "-qq", "-y", "--type", "thin-pool", "-n", "pool", "-l", "25", "vg"])?;
+    linux.change(&thin("thin", Bytes::mib(400))?)?;
+    linux.change(&thick("origin", 5, &[])?)?;
+    linux.change(&snapshot_thick("origin", "cow", 1)?)?;
+    let processes = run("ps", ["-eo", "comm"])?;
+    assert!(!processes.contains("dmeventd") && !processes.contains("lvmpolld"), "{processes}");
+    Ok(())
+}
+
+fn commands_live_in_a_control_group_of_the_hosts(_: &Lab) -> Result {
+    let linux = linux()?;
+    let program =
+        lvms_host::runner::Program::looks(["cat", "/proc/self/cgroup"], std::time::Duration::from_secs(60));
+    assert_eq!(linux.run(&program)?.text(), "0::/lvms");
+    Ok(())
+}
+
+lab_test::main! {
+    every_kind_of_volume_is_made_reported_and_removed: Needs::disks(2, GIB),
+    failures_of_lvm2_are_types: Needs::disks(1, GIB),
+    a_missing_disk_is_reported_and_refused_by_type: Needs::disks(2, GIB).hotplug(),
+    the_sequence_number_on_disk_is_the_reported_one_after_every_change: Needs::disks(1, GIB),
+    device_mapper_says_how_full_pools_and_snapshots_are: Needs::disks(2, GIB),
+    suspended_devices_of_a_group_are_found_and_go_on: Needs::disks(2, 256 * MIB),
+    the_hosts_policy_stays_in_force: Needs::disks(2, 256 * MIB).guest(),
+    a_host_with_a_devices_file_keeps_it: Needs::disks(2, 256 * MIB).devices_file(),
+    no_command_of_ours_starts_a_daemon: Needs::disks(1, GIB).guest(),
+    commands_live_in_a_control_group_of_the_hosts: Needs::nothing().guest(),
+}
