@@ -125,6 +125,18 @@ impl Simulated {
         self.state().content.insert(volume.clone(), Content::Of(who.to_owned()));
     }
 
+    /// Which extents LVM takes is its own affair: here they lie as in this group, which is otherwise the same.
+    pub fn place_like(&self, other: &Group) {
+        let mut state = self.state();
+        let Some(group) = state.inventory.groups.get_mut(&other.name).map(Arc::make_mut) else { return };
+        group.disks.clone_from(&other.disks);
+        for (name, volume) in &mut group.volumes {
+            if let Some(other) = other.volumes.get(name) {
+                volume.areas.clone_from(&other.areas);
+            }
+        }
+    }
+
     /// What was done so far.
     pub fn history(&self) -> Vec<String> {
         self.state().history.clone()
@@ -191,7 +203,7 @@ impl Runner for Simulated {
         };
         let mut group = Group::clone(&before);
         model::apply(&mut group, change)?;
-        group.seqno += 1;
+        group.seqno += model::increments(&before, change);
         settle(&before, &mut group, &path.volume);
         let source = match change {
             Change::SnapshotThin { origin, .. } | Change::SnapshotThick { origin, .. } => {

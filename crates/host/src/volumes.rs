@@ -336,12 +336,9 @@ impl<R: Runner> Volumes<R> {
         let Some(before) = self.inventory().groups.get(name).cloned() else { return };
         let on_disk = self.runner.sequence_number(&before);
         let mut group = Group::clone(&before);
+        let expected = before.seqno + model::increments(&before, change);
         let modelled = model::apply(&mut group, change).is_ok();
-        group.seqno = if modelled && on_disk == Some(before.seqno + increments(change)) {
-            before.seqno + increments(change)
-        } else {
-            UNKNOWN
-        };
+        group.seqno = if modelled && on_disk == Some(expected) { expected } else { UNKNOWN };
         self.publish(group);
     }
 
@@ -402,17 +399,3 @@ impl<R: Runner> Volumes<R> {
 
 /// No group has this sequence number.
 const UNKNOWN: u64 = 0;
-
-/// By how much a command raises the sequence number of its group.
-fn increments(change: &Change) -> u64 {
-    match change {
-        Change::CreateThick { .. }
-        | Change::CreateThin { .. }
-        | Change::SnapshotThin { .. }
-        | Change::SnapshotThick { .. }
-        | Change::Extend { .. }
-        | Change::Remove { .. }
-        | Change::Tag { .. } => 1,
-        Change::Activate { .. } | Change::Deactivate { .. } => 0,
-    }
-}

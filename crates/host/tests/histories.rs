@@ -17,8 +17,9 @@ fn compare(lab: &Lab, seeds: std::ops::Range<u64>) -> Result {
         run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", POOL, "-l", "20", GROUP])?;
         let linux = Arc::new(Linux::new(Options::default())?);
         let real = Volumes::open(Arc::clone(&linux), &[&vg])?;
-        let group = linux.inventory(Some(&vg))?.groups.remove(&vg).ok_or("no group")?;
-        let simulated = Volumes::open(Arc::new(Simulated::new(Arc::unwrap_or_clone(group))), &[&vg])?;
+        let group = || -> Result<_> { Ok(linux.inventory(Some(&vg))?.groups.remove(&vg).ok_or("no group")?) };
+        let host = Arc::new(Simulated::new(Arc::unwrap_or_clone(group()?)));
+        let simulated = Volumes::open(Arc::clone(&host), &[&vg])?;
         for (number, act) in generate(seed, 20).into_iter().enumerate() {
             println!("# seed {seed}, act {number}: {act:?}");
             let verdicts = (verdict(&perform(&act, &real)), verdict(&perform(&act, &simulated)));
@@ -27,6 +28,7 @@ fn compare(lab: &Lab, seeds: std::ops::Range<u64>) -> Result {
             assert_eq!(summary(&real.inventory()), there, "what the engine believes is not what is there");
             assert_eq!(summary(&simulated.inventory()), there, "the simulated host differs from real LVM");
             assert_eq!(verdicts.0, verdicts.1);
+            host.place_like(&*group()?);
             compared += 1;
         }
         run("vgremove", ["-qq", "-y", "-f", GROUP])?;

@@ -6,6 +6,7 @@ use std::path::Path;
 use lab_test::{GIB, Lab, MIB, Needs, Result, run};
 use lvms_host::dm::{Cow, PoolState};
 use lvms_host::lvm::inventory::Kind;
+use lvms_host::lvm::model::increments;
 use lvms_host::lvm::{Change, Failure, Group, metadata};
 use lvms_host::names::{LvName, Tag, VgName, VolumePath};
 use lvms_host::runner::{Linux, Options, Runner};
@@ -95,7 +96,8 @@ fn failures_of_lvm2_are_types(lab: &Lab) -> Result {
     let fails = |change: Change| linux.change(&change).err().ok_or_else(|| format!("{change:?} succeeded"));
     assert!(matches!(fails(thick("a", 5, &[])?)?, Failure::AlreadyThere(_)));
     assert!(matches!(fails(thick("b", 100_000, &[])?)?, Failure::NoSpace(_)));
-    assert!(matches!(fails(thick("b", 5, &["--stripes", "7"])?)?, Failure::NoSpace(_)));
+    let too_wide = fails(thick("b", 5, &["--stripes", "7"])?)?;
+    assert!(matches!(too_wide, Failure::NoSpace(_)), "{too_wide:?}");
     assert!(matches!(fails(thick("b", 5, &["--no-such-option"])?)?, Failure::Refused(_)));
     assert!(matches!(fails(Change::Remove { path: path("b")? })?, Failure::NotFound(_)));
     assert!(matches!(fails(thin("b", Bytes::mib(4))?)?, Failure::NotFound(_)));
@@ -157,6 +159,59 @@ fn the_sequence_number_on_disk_is_the_reported_one_after_every_change(lab: &Lab)
     let known = group(&linux)?;
     run("lvchange", ["--addtag", "somebody", "vg/v0"])?;
     assert!(linux.sequence_number(&known) > Some(known.seqno));
+    Ok(())
+}
+
+fn each_change_raises_the_sequence_number_as_the_engine_expects(lab: &Lab) -> Result {
+    let linux = linux()?;
+    run("vgcreate", ["vg", lab.disk(0), lab.disk(1), lab.disk(2)])?;
+    run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-l", "50", "vg"])?;
+    let (origin, name) = (path("thin")?, LvName::parse("moment")?);
+    let extend = |name: &str, extents| {
+        Ok::<_, lab_test::Error>(Change::Extend {
+            path: path(name)?,
+            extents: Extents(extents),
+            from: Vec::new(),
+        })
+    };
+    let tag = Change::Tag { path: path("linear")?, add: vec![Tag::parse("t")?], remove: Vec::new() };
+    let changes = [
+        thick("linear", 5, &[])?,
+        thick("striped", 5, &["--stripes", "2"])?,
+        thick("mirrored", 5, &["--type", "raid1", "--mirrors", "1", "--nosync"])?,
+        thick("parity", 4, &["--type", "raid5", "--stripes", "2", "--nosync"])?,
+        thin("thin", Bytes::mib(400))?,
+        Change::SnapshotThin { origin, name, read_only: true, tags: Vec::new() },
+        extend("linear", 7)?,
+        extend("mirrored", 7)?,
+        extend("thin", 120)?,
+        snapshot_thick("linear", "cow", 2)?,
+        extend("cow", 3)?,
+        tag,
+        Change::Activate { path: path("moment")? },
+        Change::Deactivate { path: path("moment")? },
+        Change::Remove { path: path("cow")? },
+        Change::Remove { path: path("moment")? },
+        Change::Remove { path: path("thin")? },
+        Change::Remove { path: path("mirrored")? },
+        Change::Remove { path: path("linear")? },
+    ];
+    let mut wrong = Vec::new();
+    for change in changes {
+        let before = group(&linux)?;
+        let done = linux.change(&change);
+        let after = group(&linux)?;
+        let raised = after.seqno - before.seqno;
+        println!(
+            "# {raised} expected {} by {:?}: {done:?}",
+            increments(&before, &change),
+            change.arguments()
+        );
+        if done.is_ok() && raised != increments(&before, &change) {
+            wrong.push(format!("{raised} by {:?}", change.arguments()));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
     Ok(())
 }
 
@@ -270,6 +325,7 @@ lab_test::main! {
     failures_of_lvm2_are_types: Needs::disks(1, GIB),
     a_missing_disk_is_reported_and_refused_by_type: Needs::disks(2, GIB).hotplug(),
     the_sequence_number_on_disk_is_the_reported_one_after_every_change: Needs::disks(1, GIB),
+    each_change_raises_the_sequence_number_as_the_engine_expects: Needs::disks(3, GIB),
     device_mapper_says_how_full_pools_and_snapshots_are: Needs::disks(2, GIB),
     suspended_devices_of_a_group_are_found_and_go_on: Needs::disks(2, 256 * MIB),
     the_hosts_policy_stays_in_force: Needs::disks(2, 256 * MIB).guest(),

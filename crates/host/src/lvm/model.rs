@@ -247,3 +247,21 @@ fn set_active(group: &mut Group, name: &LvName, active: bool) -> Result<(), Fail
     }
     Ok(())
 }
+
+/// By how much a command raises the sequence number of its group, as lvm2 2.03.16 does it. Where another version does
+/// otherwise, LVM is asked once more, and nothing is wrong.
+pub fn increments(group: &Group, change: &Change) -> u64 {
+    match change {
+        Change::CreateThick { options, .. } if Shape::of_options(options).metadata == Extents::ZERO => 1,
+        Change::CreateThick { .. }
+        | Change::CreateThin { .. }
+        | Change::SnapshotThin { .. }
+        | Change::SnapshotThick { .. } => 2,
+        Change::Remove { path } => match group.volumes.get(&path.volume).map(|volume| &volume.kind) {
+            Some(Kind::Thin { .. } | Kind::Cow { .. }) => 2,
+            Some(Kind::Thick(_) | Kind::Pool { .. } | Kind::Other(_)) | None => 1,
+        },
+        Change::Extend { .. } | Change::Tag { .. } => 1,
+        Change::Activate { .. } | Change::Deactivate { .. } => 0,
+    }
+}
