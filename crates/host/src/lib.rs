@@ -3,9 +3,12 @@
 pub mod desired;
 pub mod dm;
 pub mod facts;
+pub mod filesystem;
 pub mod lvm;
+pub mod mount;
 pub mod names;
 pub mod plan;
+pub mod publish;
 mod queue;
 pub mod runner;
 pub mod simulated;

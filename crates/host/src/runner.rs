@@ -7,6 +7,7 @@
 mod crash;
 mod device;
 mod linux;
+mod mounts;
 mod process;
 
 use std::io;
@@ -17,6 +18,8 @@ use crate::names::{VgName, VolumePath};
 use crate::units::Bytes;
 
 pub use linux::{Linux, Options};
+pub(crate) use mounts::is_not_mounted;
+pub use mounts::{Amounts, ProbeError, Usage};
 pub use process::{Finished, Following, Intent, ProcessError, Program};
 
 /// How far a long work has come: bytes done, of all.

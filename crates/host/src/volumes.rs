@@ -339,10 +339,10 @@ impl<R: Runner> Volumes<R> {
         let expected = before.seqno + model::increments(&before, change);
         let modelled = model::apply(&mut group, change).is_ok();
         group.seqno = if modelled && on_disk == Some(expected) { expected } else { UNKNOWN };
-        self.publish(group);
+        self.tell(group);
     }
 
-    fn publish(&self, group: Group) {
+    fn tell(&self, group: Group) {
         self.known.send_modify(|inventory| {
             Arc::make_mut(inventory).groups.insert(group.name.clone(), Arc::new(group));
         });
@@ -382,7 +382,7 @@ impl<R: Runner> Volumes<R> {
         match found {
             Ok(mut inventory) => {
                 if let Some(group) = inventory.groups.remove(name) {
-                    self.publish(Arc::unwrap_or_clone(group));
+                    self.tell(Arc::unwrap_or_clone(group));
                 }
                 Ok(())
             }

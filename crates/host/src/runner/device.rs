@@ -122,3 +122,9 @@ fn write(target: &File, piece: &Piece, dirty: bool) -> io::Result<()> {
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(4096).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
+
+/// The size of a block device.
+pub(super) fn size(path: &Path) -> io::Result<Bytes> {
+    use std::io::{Seek, SeekFrom};
+    Ok(Bytes(File::open(path)?.seek(SeekFrom::End(0))?))
+}

@@ -1,0 +1,373 @@
+//! Volumes and snapshots are made, found, grown and removed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use prost_types::Timestamp;
+use tonic::{Request, Response, Status};
+
+use crate::error::{Error, Kind};
+use crate::locks::{Locks, deadline};
+use crate::paging::page;
+use crate::proto::controller_service_capability::rpc::Type as Rpc;
+use crate::proto::controller_service_capability::{self, Type};
+use crate::proto::validate_volume_capabilities_response::Confirmed;
+use crate::proto::volume_content_source::{self as content, Type as ContentType};
+use crate::proto::{self, controller_server};
+use crate::request::{Access, How, Size, given};
+use crate::volumes::{NewVolume, Snapshot, Source, Volume, Volumes};
+
+/// The Controller service.
+pub struct Controller<V> {
+    /// The volumes.
+    pub volumes: Arc<V>,
+    /// Shared with the Node service.
+    pub locks: Arc<Locks>,
+    /// Where all these volumes are.
+    pub topology: (String, String),
+    /// The least size of a volume for a way of access.
+    pub least: fn(&Access) -> u64,
+}
+
+const CAPABILITIES: [Rpc; 11] = [
+    Rpc::CreateDeleteVolume,
+    Rpc::ListVolumes,
+    Rpc::GetCapacity,
+    Rpc::CreateDeleteSnapshot,
+    Rpc::ListSnapshots,
+    Rpc::CloneVolume,
+    Rpc::ExpandVolume,
+    Rpc::VolumeCondition,
+    Rpc::GetVolume,
+    Rpc::SingleNodeMultiWriter,
+    Rpc::GetSnapshot,
+];
+
+/// The longest name that the specification allows.
+const LONGEST_NAME: usize = 128;
+
+impl<V: Volumes> Controller<V> {
+    fn topology(&self) -> proto::Topology {
+        let (key, value) = self.topology.clone();
+        proto::Topology { segments: HashMap::from([(key, value)]) }
+    }
+
+    fn volume(&self, volume: &Volume) -> proto::Volume {
+        let content_source = volume.source.as_ref().map(|source| proto::VolumeContentSource {
+            r#type: Some(match source {
+                Source::Snapshot(id) => {
+                    ContentType::Snapshot(content::SnapshotSource { snapshot_id: id.clone() })
+                }
+                Source::Volume(id) => ContentType::Volume(content::VolumeSource { volume_id: id.clone() }),
+            }),
+        });
+        proto::Volume {
+            capacity_bytes: signed(volume.size),
+            volume_id: volume.id.clone(),
+            volume_context: HashMap::new(),
+            content_source,
+            accessible_topology: vec![self.topology()],
+        }
+    }
+
+    /// Whether what is asked for can be here.
+    fn is_here(&self, requirement: Option<&proto::TopologyRequirement>) -> Result<(), Error> {
+        let Some(requirement) = requirement else { return Ok(()) };
+        let wanted =
+            if requirement.requisite.is_empty() { &requirement.preferred } else { &requirement.requisite };
+        let (key, value) = &self.topology;
+        if wanted.is_empty() || wanted.iter().any(|topology| topology.segments.get(key) == Some(value)) {
+            return Ok(());
+        }
+        let problem = format!("none of them is {key}={value}, and volumes can be made only there");
+        Err(Error::invalid("accessibility_requirements", problem))
+    }
+}
+
+/// Names longer than the specification allows, or with characters that it forbids.
+fn checked_name(name: &str) -> Result<&str, Error> {
+    given("name", name)?;
+    if name.len() > LONGEST_NAME {
+        let problem = format!("has {} bytes, at most {LONGEST_NAME} are allowed", name.len());
+        return Err(Error::invalid("name", problem));
+    }
+    Ok(name)
+}
+
+fn signed(size: u64) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
+}
+
+fn snapshot(snapshot: &Snapshot) -> proto::Snapshot {
+    proto::Snapshot {
+        size_bytes: signed(snapshot.size),
+        snapshot_id: snapshot.id.clone(),
+        source_volume_id: snapshot.source.clone(),
+        creation_time: Some(Timestamp { seconds: snapshot.created, nanos: 0 }),
+        ready_to_use: snapshot.ready,
+        group_snapshot_id: String::new(),
+    }
+}
+
+fn source(source: Option<&proto::VolumeContentSource>) -> Result<Option<Source>, Error> {
+    let Some(source) = source else { return Ok(None) };
+    let missing =
+        |field: &str| Error::new(Kind::NotFound, format!("volume_content_source.{field}: is empty"));
+    match &source.r#type {
+        Some(ContentType::Snapshot(snapshot)) if snapshot.snapshot_id.is_empty() => {
+            Err(missing("snapshot.snapshot_id"))
+        }
+        Some(ContentType::Volume(volume)) if volume.volume_id.is_empty() => Err(missing("volume.volume_id")),
+        Some(ContentType::Snapshot(snapshot)) => Ok(Some(Source::Snapshot(snapshot.snapshot_id.clone()))),
+        Some(ContentType::Volume(volume)) => Ok(Some(Source::Volume(volume.volume_id.clone()))),
+        None => Err(Error::invalid("volume_content_source.type", "is missing: name a snapshot or a volume")),
+    }
+}
+
+#[tonic::async_trait]
+impl<V: Volumes> controller_server::Controller for Controller<V> {
+    async fn create_volume(
+        &self,
+        request: Request<proto::CreateVolumeRequest>,
+    ) -> Result<Response<proto::CreateVolumeResponse>, Status> {
+        let deadline = deadline(request.metadata());
+        let request = request.into_inner();
+        let name = checked_name(&request.name)?.to_owned();
+        let mut access = Access::parse_all("volume_capabilities", &request.volume_capabilities)?;
+        if let Some(default) = request.parameters.get("csi.storage.k8s.io/fstype") {
+            for access in &mut access {
+                if let How::Filesystem { kind, .. } = &mut access.how
+                    && kind.is_empty()
+                {
+                    kind.clone_from(default);
+                }
+            }
+        }
+        let least = access.iter().map(self.least).max().unwrap_or_default();
+        let size = Size::parse(request.capacity_range.as_ref(), least)?;
+        self.is_here(request.accessibility_requirements.as_ref())?;
+        let source = source(request.volume_content_source.as_ref())?;
+        let parameters = request.parameters.into_iter().collect();
+        let held = self.locks.hold(&name, deadline).await?;
+        let new = NewVolume { name, size, access, parameters, source };
+        let volume = self.volumes.create(new, deadline).await?;
+        drop(held);
+        Ok(Response::new(proto::CreateVolumeResponse { volume: Some(self.volume(&volume)) }))
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<proto::DeleteVolumeRequest>,
+    ) -> Result<Response<proto::DeleteVolumeResponse>, Status> {
+        let deadline = deadline(request.metadata());
+        let id = given("volume_id", &request.get_ref().volume_id)?.to_owned();
+        let _held = self.locks.hold(&id, deadline).await?;
+        self.volumes.delete(&id, deadline).await?;
+        Ok(Response::new(proto::DeleteVolumeResponse {}))
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        _: Request<proto::ControllerPublishVolumeRequest>,
+    ) -> Result<Response<proto::ControllerPublishVolumeResponse>, Status> {
+        Err(Status::unimplemented("volumes need not be attached"))
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        _: Request<proto::ControllerUnpublishVolumeRequest>,
+    ) -> Result<Response<proto::ControllerUnpublishVolumeResponse>, Status> {
+        Err(Status::unimplemented("volumes need not be attached"))
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<proto::ValidateVolumeCapabilitiesRequest>,
+    ) -> Result<Response<proto::ValidateVolumeCapabilitiesResponse>, Status> {
+        let request = request.into_inner();
+        let id = given("volume_id", &request.volume_id)?;
+        if request.volume_capabilities.is_empty() {
+            return Err(
+                Error::invalid("volume_capabilities", "is missing: name at least one way of access").into()
+            );
+        }
+        self.volumes.get(id).await?;
+        let answer = match Access::parse_all("volume_capabilities", &request.volume_capabilities) {
+            Ok(_) => proto::ValidateVolumeCapabilitiesResponse {
+                confirmed: Some(Confirmed {
+                    volume_context: request.volume_context,
+                    volume_capabilities: request.volume_capabilities,
+                    parameters: request.parameters,
+                    mutable_parameters: request.mutable_parameters,
+                }),
+                message: String::new(),
+            },
+            Err(error) => {
+                proto::ValidateVolumeCapabilitiesResponse { confirmed: None, message: error.message }
+            }
+        };
+        Ok(Response::new(answer))
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<proto::ListVolumesRequest>,
+    ) -> Result<Response<proto::ListVolumesResponse>, Status> {
+        use proto::list_volumes_response::{Entry, VolumeStatus};
+        let request = request.into_inner();
+        let all = self.volumes.list().await?;
+        let (volumes, next_token) =
+            page(all, |volume| volume.id.as_str(), request.max_entries, &request.starting_token)?;
+        let entry = |volume: &Volume| Entry {
+            volume: Some(self.volume(volume)),
+            status: Some(VolumeStatus {
+                published_node_ids: Vec::new(),
+                volume_condition: Some(condition(&volume.condition)),
+            }),
+        };
+        let entries = volumes.iter().map(entry).collect();
+        Ok(Response::new(proto::ListVolumesResponse { entries, next_token }))
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<proto::GetCapacityRequest>,
+    ) -> Result<Response<proto::GetCapacityResponse>, Status> {
+        let request = request.into_inner();
+        let nothing = proto::GetCapacityResponse {
+            available_capacity: 0,
+            maximum_volume_size: Some(0),
+            minimum_volume_size: None,
+        };
+        let (key, value) = &self.topology;
+        if let Some(topology) = &request.accessible_topology
+            && topology.segments.get(key) != Some(value)
+        {
+            return Ok(Response::new(nothing));
+        }
+        // A way of access that is never granted has no capacity.
+        if !request.volume_capabilities.is_empty()
+            && Access::parse_all("volume_capabilities", &request.volume_capabilities).is_err()
+        {
+            return Ok(Response::new(nothing));
+        }
+        let capacity = self.volumes.capacity(&request.parameters.into_iter().collect()).await?;
+        Ok(Response::new(proto::GetCapacityResponse {
+            available_capacity: signed(capacity.available),
+            maximum_volume_size: Some(signed(capacity.largest)),
+            minimum_volume_size: Some(signed(capacity.least)),
+        }))
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<proto::ControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<proto::ControllerGetCapabilitiesResponse>, Status> {
+        let capability = |rpc: Rpc| proto::ControllerServiceCapability {
+            r#type: Some(Type::Rpc(controller_service_capability::Rpc { r#type: rpc.into() })),
+        };
+        let capabilities = CAPABILITIES.map(capability).to_vec();
+        Ok(Response::new(proto::ControllerGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<proto::CreateSnapshotRequest>,
+    ) -> Result<Response<proto::CreateSnapshotResponse>, Status> {
+        let deadline = deadline(request.metadata());
+        let request = request.into_inner();
+        let source = given("source_volume_id", &request.source_volume_id)?;
+        let name = checked_name(&request.name)?;
+        let _held = self.locks.hold(source, deadline).await?;
+        let made = self.volumes.snapshot(name, source, deadline).await?;
+        Ok(Response::new(proto::CreateSnapshotResponse { snapshot: Some(snapshot(&made)) }))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<proto::DeleteSnapshotRequest>,
+    ) -> Result<Response<proto::DeleteSnapshotResponse>, Status> {
+        let deadline = deadline(request.metadata());
+        let id = given("snapshot_id", &request.get_ref().snapshot_id)?.to_owned();
+        let _held = self.locks.hold(&id, deadline).await?;
+        self.volumes.delete_snapshot(&id, deadline).await?;
+        Ok(Response::new(proto::DeleteSnapshotResponse {}))
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<proto::ListSnapshotsRequest>,
+    ) -> Result<Response<proto::ListSnapshotsResponse>, Status> {
+        use proto::list_snapshots_response::Entry;
+        let request = request.into_inner();
+        let mut all = self.volumes.snapshots().await?;
+        all.retain(|snapshot| {
+            (request.snapshot_id.is_empty() || snapshot.id == request.snapshot_id)
+                && (request.source_volume_id.is_empty() || snapshot.source == request.source_volume_id)
+        });
+        let (snapshots, next_token) =
+            page(all, |snapshot| snapshot.id.as_str(), request.max_entries, &request.starting_token)?;
+        let entries = snapshots.iter().map(|one| Entry { snapshot: Some(snapshot(one)) }).collect();
+        Ok(Response::new(proto::ListSnapshotsResponse { entries, next_token }))
+    }
+
+    async fn get_snapshot(
+        &self,
+        request: Request<proto::GetSnapshotRequest>,
+    ) -> Result<Response<proto::GetSnapshotResponse>, Status> {
+        let id = given("snapshot_id", &request.get_ref().snapshot_id)?;
+        let all = self.volumes.snapshots().await?;
+        let found = all.iter().find(|snapshot| snapshot.id == id);
+        let found = found
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("snapshot_id: there is no snapshot {id:?}")))?;
+        Ok(Response::new(proto::GetSnapshotResponse { snapshot: Some(snapshot(found)) }))
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<proto::ControllerExpandVolumeRequest>,
+    ) -> Result<Response<proto::ControllerExpandVolumeResponse>, Status> {
+        let deadline = deadline(request.metadata());
+        let request = request.into_inner();
+        let id = given("volume_id", &request.volume_id)?;
+        if request.capacity_range.is_none() {
+            return Err(Error::invalid("capacity_range", "is missing").into());
+        }
+        let size = Size::parse(request.capacity_range.as_ref(), 0)?;
+        let access = request
+            .volume_capability
+            .as_ref()
+            .map(|one| Access::parse("volume_capability", one))
+            .transpose()?;
+        let _held = self.locks.hold(id, deadline).await?;
+        let size = self.volumes.grow(id, size, deadline).await?;
+        let node_expansion_required = access.is_none_or(|access| access.how != How::Block);
+        let capacity_bytes = signed(size);
+        Ok(Response::new(proto::ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required }))
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<proto::ControllerGetVolumeRequest>,
+    ) -> Result<Response<proto::ControllerGetVolumeResponse>, Status> {
+        use proto::controller_get_volume_response::VolumeStatus;
+        let volume = self.volumes.get(given("volume_id", &request.get_ref().volume_id)?).await?;
+        let status = VolumeStatus {
+            published_node_ids: Vec::new(),
+            volume_condition: Some(condition(&volume.condition)),
+        };
+        let volume = Some(self.volume(&volume));
+        Ok(Response::new(proto::ControllerGetVolumeResponse { volume, status: Some(status) }))
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        _: Request<proto::ControllerModifyVolumeRequest>,
+    ) -> Result<Response<proto::ControllerModifyVolumeResponse>, Status> {
+        Err(Status::unimplemented("volumes have no parameters that can be changed"))
+    }
+}
+
+pub(crate) fn condition(condition: &crate::volumes::Condition) -> proto::VolumeCondition {
+    proto::VolumeCondition { abnormal: condition.abnormal, message: condition.message.clone() }
+}

@@ -1,0 +1,337 @@
+//! Mounts, targets and probes on the host.
+
+use std::ffi::CString;
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+
+use super::linux::Linux;
+use super::process::{ProcessError, Program};
+use super::{crash, device};
+use crate::filesystem::superblock::{self, Bytewise};
+use crate::filesystem::{Content, Filesystem};
+use crate::mount::{self, Flags, Mount};
+use crate::units::Bytes;
+
+/// A tool that looks at a device answers within this, or the device does not.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// Making, checking or growing a filesystem may take long on a slow disk.
+const WORK: Duration = Duration::from_secs(3600);
+
+/// What `blkid` answers when it finds nothing, which it also does for a device that it cannot open.
+const NOTHING: i32 = 2;
+
+struct Device(File);
+
+impl Bytewise for Device {
+    fn read_at(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(buffer, at)
+    }
+}
+
+/// Why a probe has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// The device cannot be read.
+    #[error("{0} cannot be read")]
+    Read(String, #[source] io::Error),
+    /// A tool failed.
+    #[error(transparent)]
+    Tool(#[from] ProcessError),
+    /// Two tools disagree, or one finds several things.
+    #[error("what is on {0} is ambivalent: {1}")]
+    Ambivalent(String, String),
+}
+
+impl Linux {
+    /// All mounts of the host.
+    pub fn mounts(&self) -> io::Result<Vec<Mount>> {
+        let text = self.on_host(|| fs::read_to_string("/proc/thread-self/mountinfo"))??;
+        Ok(mount::parse(&text))
+    }
+
+    /// Looks what is on a device. Only an empty answer of two tools, on a device that can be read, is "nothing".
+    pub fn probe(&self, path: &Path, ours: bool) -> Result<Content, ProbeError> {
+        let name = path.display().to_string();
+        let cannot = |error| ProbeError::Read(name.clone(), error);
+        let size = self.on_host(|| device::size(path)).and_then(|size| size).map_err(cannot)?;
+        let blkid = Program::looks(["blkid", "--probe", "--output", "export", &name], LOOK);
+        let finished = self.run(&blkid)?;
+        match finished.status.code() {
+            Some(0) => return self.look_closer(path, Content::of_blkid(&finished.text())).map_err(cannot),
+            Some(NOTHING) => {}
+            _ => {
+                return Err(ProbeError::Ambivalent(
+                    name,
+                    finished.success(&blkid).err().map(|error| error.to_string()).unwrap_or_default(),
+                ));
+            }
+        }
+        let wipefs = Program::looks(["wipefs", "--noheadings", "--output", "TYPE", &name], LOOK);
+        let found = self.run(&wipefs)?.success(&wipefs)?.text();
+        if !found.is_empty() {
+            return Err(ProbeError::Ambivalent(name, format!("blkid finds nothing, wipefs finds {found}")));
+        }
+        let remains = self.on_host(|| -> io::Result<Option<&'static str>> {
+            let device = Device(File::open(path)?);
+            // Whatever the tools say: a device whose beginning cannot be read is not empty.
+            device.read_at(0, &mut [0; 4096])?;
+            if ours { Ok(None) } else { superblock::remains(&device, size) }
+        });
+        let remains = remains.and_then(|remains| remains).map_err(cannot)?;
+        Ok(remains.map_or(Content::Nothing, Content::Remains))
+    }
+
+    fn look_closer(&self, path: &Path, content: Content) -> io::Result<Content> {
+        let Content::Filesystem { kind, uuid, .. } = content else { return Ok(content) };
+        let known = Filesystem::named(&kind);
+        let block = known.map(|known| self.superblock(path, known)).transpose()?.flatten();
+        Ok(Content::Filesystem { kind, uuid, unfinished: block.is_some_and(|block| block.unfinished) })
+    }
+
+    /// The superblock of a device.
+    pub fn superblock(&self, path: &Path, kind: Filesystem) -> io::Result<Option<superblock::Superblock>> {
+        self.on_host(|| superblock::read(&Device(File::open(path)?), kind))?
+    }
+
+    /// The size of a device.
+    pub fn device_size(&self, path: &Path) -> io::Result<Bytes> {
+        self.on_host(|| device::size(path))?
+    }
+
+    /// Runs a tool of a filesystem's that changes it.
+    pub fn tool(&self, argv: Vec<String>) -> Result<super::Finished, ProcessError> {
+        let program = Program::changes(argv, WORK);
+        self.run(&program)?.success(&program)
+    }
+
+    /// Checks a filesystem; what can be repaired without asking is.
+    pub fn check(&self, argv: Vec<String>) -> Result<(), ProcessError> {
+        /// Errors were corrected.
+        const CORRECTED: i32 = 1;
+        let program = Program::changes(argv, WORK);
+        let finished = self.run(&program)?;
+        if finished.status.code() == Some(CORRECTED) {
+            return Ok(());
+        }
+        finished.success(&program).map(drop)
+    }
+
+    fn effect<T: Send>(&self, what: &str, act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        crash::point(what, "before");
+        let done = self.on_host(act)?;
+        crash::point(what, "after");
+        done
+    }
+
+    /// Mounts a device. What is asked for this mount alone follows, so that others of the same device may differ.
+    pub fn mount(
+        &self,
+        device: &Path,
+        target: &Path,
+        kind: Filesystem,
+        flags: &Flags,
+        read_only: bool,
+    ) -> io::Result<()> {
+        let (mut bits, data) = shared(&flags.shared)?;
+        if read_only {
+            bits |= MountFlags::RDONLY;
+        }
+        tracing::info!(device = %device.display(), target = %target.display(), kind = kind.name(), "mounts");
+        self.effect("mount", || {
+            Ok(rustix::mount::mount(device, target, kind.name(), bits, data.as_c_str())?)
+        })?;
+        self.set_own(target, &flags.own)
+    }
+
+    /// Shows one place at another too.
+    pub fn bind(&self, source: &Path, target: &Path, own: &[String]) -> io::Result<()> {
+        tracing::info!(source = %source.display(), target = %target.display(), "binds");
+        self.effect("bind", || Ok(rustix::mount::mount_bind(source, target)?))?;
+        self.set_own(target, own)
+    }
+
+    fn set_own(&self, target: &Path, own: &[String]) -> io::Result<()> {
+        let bits = own_bits(own);
+        if bits.is_empty() {
+            return Ok(());
+        }
+        self.effect("remount", || Ok(rustix::mount::mount_remount(target, MountFlags::BIND | bits, c"")?))
+    }
+
+    /// Unmounts whatever is topmost at a place.
+    pub fn unmount(&self, target: &Path) -> io::Result<()> {
+        tracing::info!(target = %target.display(), "unmounts");
+        self.effect("unmount", || Ok(rustix::mount::unmount(target, UnmountFlags::NOFOLLOW)?))
+    }
+
+    /// Makes a directory to mount on.
+    pub fn make_directory(&self, target: &Path) -> io::Result<()> {
+        self.effect("mkdir", || fs::create_dir_all(target))
+    }
+
+    /// Makes a file to bind a device to.
+    pub fn make_file(&self, target: &Path) -> io::Result<()> {
+        self.effect("make file", || {
+            if let Some(parent) = target.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            File::options().create(true).truncate(false).write(true).open(target).map(drop)
+        })
+    }
+
+    /// Removes an empty directory, a file or a device node; what is not there is as good.
+    pub fn remove_target(&self, target: &Path) -> io::Result<()> {
+        self.effect("remove target", || {
+            let kind = match fs::symlink_metadata(target) {
+                Ok(metadata) => metadata.file_type(),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            if kind.is_dir() {
+                fs::remove_dir(target)
+            } else if kind.is_file() || kind.is_block_device() || kind.is_char_device() || kind.is_symlink() {
+                fs::remove_file(target)
+            } else {
+                Err(io::Error::other("it is neither a directory nor a file nor a device"))
+            }
+        })
+    }
+
+    /// Whether this place is a block device with this number.
+    pub fn is_device(&self, target: &Path, number: crate::lvm::inventory::DeviceNumber) -> io::Result<bool> {
+        use std::os::unix::fs::MetadataExt;
+        self.on_host(|| match fs::symlink_metadata(target) {
+            Ok(metadata) => {
+                let here = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+                Ok(metadata.file_type().is_block_device() && here == (number.major, number.minor))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        })?
+    }
+
+    /// Whether this place is a block device at all.
+    pub fn is_block_device(&self, path: &Path) -> bool {
+        let look = || fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device());
+        self.on_host(look).unwrap_or(false)
+    }
+
+    /// Sets the mode of a filesystem's root directory, on a mount that nobody else sees and that ends with this call.
+    pub fn set_root_mode(&self, device: &Path, kind: Filesystem, mode: u32) -> io::Result<()> {
+        let options = kind.options(false).iter().map(|option| (*option).to_owned()).collect::<Vec<_>>();
+        let (bits, data) = shared(&options)?;
+        let place = PathBuf::from("/run");
+        self.effect("set mode", || {
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| -> io::Result<()> {
+                    private_mounts()?;
+                    rustix::mount::mount(device, &place, kind.name(), bits, data.as_c_str())?;
+                    let done = fs::set_permissions(&place, Permissions::from_mode(mode));
+                    rustix::mount::unmount(&place, UnmountFlags::empty())?;
+                    done
+                });
+                thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+            })
+        })
+    }
+
+    /// How full a mounted filesystem is.
+    pub fn usage(&self, target: &Path) -> io::Result<Usage> {
+        let stat = self.on_host(|| rustix::fs::statvfs(target))??;
+        Ok(Usage {
+            bytes: (stat.f_blocks > 0).then(|| Amounts {
+                total: stat.f_blocks.saturating_mul(stat.f_frsize),
+                used: stat.f_blocks.saturating_sub(stat.f_bfree).saturating_mul(stat.f_frsize),
+                available: stat.f_bavail.saturating_mul(stat.f_frsize),
+            }),
+            inodes: (stat.f_files > 0).then(|| Amounts {
+                total: stat.f_files,
+                used: stat.f_files.saturating_sub(stat.f_ffree),
+                available: stat.f_ffree,
+            }),
+        })
+    }
+}
+
+/// How full a filesystem is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes.
+    pub bytes: Option<Amounts>,
+    /// Inodes, where the filesystem counts them.
+    pub inodes: Option<Amounts>,
+}
+
+/// Of what there is a limited number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Amounts {
+    /// All.
+    pub total: u64,
+    /// Taken.
+    pub used: u64,
+    /// To be had by users.
+    pub available: u64,
+}
+
+/// Takes the calling thread into a mount namespace of its own, from which nothing comes back.
+fn private_mounts() -> io::Result<()> {
+    // SAFETY: the view of the file system is unshared, no memory and no descriptors.
+    #[expect(unsafe_code)]
+    unsafe {
+        rustix::thread::unshare_unsafe(
+            rustix::thread::UnshareFlags::FS | rustix::thread::UnshareFlags::NEWNS,
+        )?;
+    }
+    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    Ok(())
+}
+
+fn own_bits(flags: &[String]) -> MountFlags {
+    let mut bits = MountFlags::empty();
+    for flag in flags {
+        bits |= match flag.as_str() {
+            "ro" => MountFlags::RDONLY,
+            "nosuid" => MountFlags::NOSUID,
+            "nodev" => MountFlags::NODEV,
+            "noexec" => MountFlags::NOEXEC,
+            "noatime" => MountFlags::NOATIME,
+            "nodiratime" => MountFlags::NODIRATIME,
+            "relatime" => MountFlags::RELATIME,
+            "strictatime" => MountFlags::STRICTATIME,
+            _ => MountFlags::empty(),
+        };
+    }
+    bits
+}
+
+/// Options of the filesystem: some are bits, the others words for it.
+fn shared(options: &[String]) -> io::Result<(MountFlags, CString)> {
+    let mut bits = MountFlags::empty();
+    let mut words = Vec::new();
+    for option in options {
+        bits |= match option.as_str() {
+            "sync" => MountFlags::SYNCHRONOUS,
+            "dirsync" => MountFlags::DIRSYNC,
+            "lazytime" => MountFlags::LAZYTIME,
+            "silent" => MountFlags::SILENT,
+            "async" | "nolazytime" | "loud" => MountFlags::empty(),
+            _ => {
+                words.push(option.as_str());
+                MountFlags::empty()
+            }
+        };
+    }
+    Ok((bits, CString::new(words.join(",")).map_err(io::Error::other)?))
+}
+
+/// Whether an error means that nothing is mounted there.
+pub(crate) fn is_not_mounted(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::INVAL.raw_os_error())
+}
