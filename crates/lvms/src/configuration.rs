@@ -1,0 +1,215 @@
+//! `lvmd.yaml`, read at the start and followed while we run: a valid change takes effect at once, an invalid one leaves
+//! the last good one in force and says so.
+
+use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, bail};
+use lvms_host::desired::Desired;
+use lvms_host::desired::lvmd::{self, Mistake};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use tokio::sync::watch;
+
+/// Where TopoLVM has it.
+pub(crate) const DEFAULT: &str = "/etc/topolvm/lvmd.yaml";
+
+/// The configuration in force, and what is wrong with the file now.
+pub(crate) struct Configuration {
+    in_force: watch::Sender<Arc<Desired>>,
+    mistakes: Mutex<Vec<Mistake>>,
+}
+
+impl Configuration {
+    /// Reads the file, which must be right at the start.
+    pub(crate) fn read(path: &Path) -> Result<Arc<Configuration>> {
+        let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        match lvmd::read(&text) {
+            Ok(read) => {
+                for remark in &read.remarks {
+                    tracing::warn!(file = %path.display(), "{remark}");
+                }
+                let in_force = watch::Sender::new(Arc::new(read.desired));
+                Ok(Arc::new(Configuration { in_force, mistakes: Mutex::default() }))
+            }
+            Err(mistakes) => {
+                let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+                bail!("{} is wrong:\n  {}", path.display(), lines.join("\n  "))
+            }
+        }
+    }
+
+    /// What is in force now.
+    pub(crate) fn desired(&self) -> Arc<Desired> {
+        Arc::clone(&self.in_force.borrow())
+    }
+
+    /// Whether the file as it is now is not in force.
+    pub(crate) fn is_wrong(&self) -> bool {
+        !self.mistakes.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    fn take(&self, path: &Path, text: &str) {
+        let mut mistakes = self.mistakes.lock().unwrap_or_else(PoisonError::into_inner);
+        match lvmd::read(text) {
+            Ok(read) => {
+                mistakes.clear();
+                let changed = self.in_force.send_if_modified(|desired| {
+                    let changed = **desired != read.desired;
+                    *desired = Arc::new(read.desired);
+                    changed
+                });
+                if changed {
+                    tracing::info!(file = %path.display(), "the configuration has changed and is in force");
+                }
+            }
+            Err(found) => {
+                for mistake in &found {
+                    tracing::error!(file = %path.display(), "{mistake}");
+                }
+                tracing::error!(file = %path.display(), "the configuration is wrong: the last good one stays in force");
+                *mistakes = found;
+            }
+        }
+    }
+
+    /// Follows the file, in a thread of its own, for ever.
+    pub(crate) fn follow(self: &Arc<Self>, path: PathBuf) -> Result<()> {
+        let events = inotify::init(CreateFlags::CLOEXEC)?;
+        watch_directories(&events, &path)?;
+        let configuration = Arc::clone(self);
+        std::thread::Builder::new().name("configuration".into()).spawn(move || {
+            // What has changed since it was read is seen at once.
+            let mut last = String::new();
+            loop {
+                match fs::read_to_string(&path) {
+                    Ok(text) if text != last => {
+                        configuration.take(&path, &text);
+                        last = text;
+                    }
+                    Ok(_) => {}
+                    // While a file is replaced it is not there for a moment.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => {
+                        tracing::error!(file = %path.display(), %error, "the configuration cannot be read");
+                    }
+                }
+                let mut buffer = [MaybeUninit::uninit(); 4096];
+                if let Err(error) = inotify::Reader::new(&events, &mut buffer).next()
+                    && error != rustix::io::Errno::INTR
+                {
+                    tracing::error!(%error, "the configuration is not followed any more");
+                    return;
+                }
+                // A link may lead elsewhere now.
+                let _ = watch_directories(&events, &path);
+            }
+        })?;
+        Ok(())
+    }
+}
+
+/// Watches the directories in which the file, and what its links lead to, can be replaced: a ConfigMap is a link to a
+/// link to a directory.
+fn watch_directories(events: &rustix::fd::OwnedFd, path: &Path) -> Result<()> {
+    let flags = WatchFlags::CLOSE_WRITE | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE;
+    let mut place = path.to_owned();
+    for _ in 0..8 {
+        let directory = place.parent().context("the configuration is a directory")?.to_owned();
+        inotify::add_watch(events, &directory, flags).with_context(|| directory.display().to_string())?;
+        let mut next = None;
+        let mut at = place.as_path();
+        // The file itself, or a directory on its way, may be the link.
+        while let Some(parent) = at.parent() {
+            if let Ok(target) = fs::read_link(at) {
+                let rest = place.strip_prefix(at).unwrap_or(Path::new("")).to_owned();
+                let target = parent.join(target);
+                next = Some(if rest.as_os_str().is_empty() { target } else { target.join(rest) });
+                let _ = inotify::add_watch(events, parent, flags);
+                break;
+            }
+            at = parent;
+        }
+        match next {
+            Some(next) => place = next,
+            None => break,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::time::{Duration, Instant};
+
+    const ONE: &str = "device-classes: [{name: one, volume-group: vg}]";
+    const TWO: &str = "device-classes: [{name: two, volume-group: vg}]";
+
+    fn scratch(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("lvms-configuration-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    fn wait(what: &str, condition: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !condition() {
+            assert!(Instant::now() < deadline, "waited in vain for {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_valid_change_takes_effect_and_an_invalid_one_leaves_the_last_good_one() {
+        let directory = scratch("change");
+        let path = directory.join("lvmd.yaml");
+        fs::write(&path, ONE).unwrap();
+        let configuration = Configuration::read(&path).unwrap();
+        configuration.follow(path.clone()).unwrap();
+        fs::write(&path, TWO).unwrap();
+        wait("the new configuration", || configuration.desired().classes[0].name == "two");
+        fs::write(&path, "device-classes: nonsense").unwrap();
+        wait("the mistake to be noticed", || configuration.is_wrong());
+        assert_eq!(configuration.desired().classes[0].name, "two");
+        fs::write(&path, ONE).unwrap();
+        wait("the mistake to be mended", || !configuration.is_wrong());
+        assert_eq!(configuration.desired().classes[0].name, "one");
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn the_swapped_link_of_a_config_map_is_followed() {
+        let directory = scratch("link");
+        for (name, text) in [("..1", ONE), ("..2", TWO)] {
+            fs::create_dir(directory.join(name)).unwrap();
+            fs::write(directory.join(name).join("lvmd.yaml"), text).unwrap();
+        }
+        symlink("..1", directory.join("..data")).unwrap();
+        let path = directory.join("lvmd.yaml");
+        symlink("..data/lvmd.yaml", &path).unwrap();
+        let configuration = Configuration::read(&path).unwrap();
+        configuration.follow(path).unwrap();
+        symlink("..2", directory.join("..data_tmp")).unwrap();
+        fs::rename(directory.join("..data_tmp"), directory.join("..data")).unwrap();
+        wait("the new configuration", || configuration.desired().classes[0].name == "two");
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_wrong_file_at_the_start_names_every_mistake() {
+        let directory = scratch("wrong");
+        let path = directory.join("lvmd.yaml");
+        fs::write(&path, "device-classes: [{name: a-, volume-group: ''}]").unwrap();
+        let error = format!("{:#}", Configuration::read(&path).err().unwrap());
+        assert!(
+            error.contains("device-classes[0].name") && error.contains("device-classes[0].volume-group"),
+            "{error}"
+        );
+        fs::remove_dir_all(directory).unwrap();
+    }
+}

@@ -1,0 +1,157 @@
+//! Figures for Prometheus: what each call took, and how full groups and pools are, under TopoLVM's names.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use lvms_host::desired::ClassKind;
+use lvms_host::lvm::inventory::Inventory;
+use lvms_host::runner::{Linux, Runner};
+use lvms_host::units::Bytes;
+use lvms_host::volumes::Volumes as Engine;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use crate::configuration::Configuration;
+
+/// Which call, and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Call {
+    method: String,
+    code: String,
+}
+
+/// Which class on which node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Class {
+    node: String,
+    device_class: String,
+}
+
+type Gauges = Family<Class, Gauge<f64, AtomicU64>>;
+
+/// All figures.
+pub(crate) struct Metrics {
+    registry: Registry,
+    calls: Family<Call, Histogram>,
+    available: Gauges,
+    size: Gauges,
+    pool_size: Gauges,
+    pool_data: Gauges,
+    pool_metadata: Gauges,
+    pool_available: Gauges,
+    configuration_wrong: Gauge,
+    node: String,
+}
+
+impl Metrics {
+    pub(crate) fn new(node: &str) -> Metrics {
+        let mut registry = Registry::default();
+        let calls = Family::<Call, Histogram>::new_with_constructor(|| {
+            Histogram::new(exponential_buckets(0.001, 2.0, 18))
+        });
+        registry.register("lvms_csi_call_seconds", "How long calls took", calls.clone());
+        let mut gauges = |name: &str, help: &str| {
+            let gauges = Gauges::default();
+            registry.register(name, help, gauges.clone());
+            gauges
+        };
+        let available =
+            gauges("topolvm_volumegroup_available_bytes", "Free in the volume group, without what is spare");
+        let size = gauges("topolvm_volumegroup_size_bytes", "Size of the volume group");
+        let pool_size = gauges("topolvm_thinpool_size_bytes", "Size of the thin pool's data");
+        let pool_data = gauges("topolvm_thinpool_data_percent", "How full the thin pool's data is");
+        let pool_metadata =
+            gauges("topolvm_thinpool_metadata_percent", "How full the thin pool's metadata is");
+        let pool_available =
+            gauges("topolvm_thinpool_overprovisioned_available", "What the thin pool may still promise");
+        let configuration_wrong = Gauge::default();
+        registry.register(
+            "lvms_configuration_wrong",
+            "Whether the configuration file is wrong and an older one in force",
+            configuration_wrong.clone(),
+        );
+        Metrics {
+            registry,
+            calls,
+            available,
+            size,
+            pool_size,
+            pool_data,
+            pool_metadata,
+            pool_available,
+            configuration_wrong,
+            node: node.to_owned(),
+        }
+    }
+
+    /// Counts a call.
+    pub(crate) fn call(&self, method: &str, code: &str, took: Duration) {
+        let call = Call { method: method.to_owned(), code: code.to_owned() };
+        self.calls.get_or_create(&call).observe(took.as_secs_f64());
+    }
+
+    /// All figures as they are now, in Prometheus' words.
+    pub(crate) fn text(&self, engine: &Arc<Engine<Linux>>, configuration: &Configuration) -> String {
+        self.look(engine, configuration);
+        let mut text = String::new();
+        if encode(&mut text, &self.registry).is_err() {
+            let _ = writeln!(text, "# figures could not be written");
+        }
+        text
+    }
+
+    fn look(&self, engine: &Arc<Engine<Linux>>, configuration: &Configuration) {
+        let inventory = engine.inventory();
+        let desired = configuration.desired();
+        // A class that is gone has no figures.
+        for gauges in [
+            &self.available,
+            &self.size,
+            &self.pool_size,
+            &self.pool_data,
+            &self.pool_metadata,
+            &self.pool_available,
+        ] {
+            gauges.clear();
+        }
+        self.configuration_wrong.set(i64::from(configuration.is_wrong()));
+        for class in &desired.classes {
+            self.class(engine, &inventory, class);
+        }
+    }
+
+    fn class(
+        &self,
+        engine: &Arc<Engine<Linux>>,
+        inventory: &Inventory,
+        class: &lvms_host::desired::DeviceClass,
+    ) {
+        let Some(group) = inventory.groups.get(&class.group) else { return };
+        let labels = Class { node: self.node.clone(), device_class: class.name.clone() };
+        let set = |gauges: &Gauges, value: Bytes| {
+            gauges.get_or_create(&labels).set(value.0 as f64);
+        };
+        let free = group.free.bytes(group.extent);
+        set(&self.size, group.extents.bytes(group.extent));
+        match &class.kind {
+            ClassKind::Thick => set(&self.available, free.minus(class.spare)),
+            ClassKind::Thin { pool, .. } => {
+                set(&self.available, free);
+                if let Some(volume) = group.volumes.get(pool) {
+                    set(&self.pool_size, volume.size);
+                }
+                set(&self.pool_available, engine.capacity(class, &[]).unwrap_or_default());
+                if let Ok(Some(state)) = engine.runner().pool(&group.path(pool)) {
+                    self.pool_data.get_or_create(&labels).set(state.data.percent());
+                    self.pool_metadata.get_or_create(&labels).set(state.metadata.percent());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What goes wrong on the host, told to a CSI client: one exhaustive match per kind of failure.
+
+use lvms_csi::{Error, Kind};
+use lvms_host::NoTurn;
+use lvms_host::lvm::Failure;
+use lvms_host::plan::Refusal;
+use lvms_host::publish::PublishError;
+use lvms_host::volumes;
+
+/// With all its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let more = source.to_string();
+        // A transparent error repeats its cause.
+        if !text.ends_with(&more) {
+            text += &format!(": {more}");
+        }
+        next = source.source();
+    }
+    text
+}
+
+/// For everything but growth.
+pub(crate) fn of_volumes(error: &volumes::Error) -> Error {
+    let kind = match error {
+        volumes::Error::Refused(refusal) => of_refusal(refusal),
+        volumes::Error::Lvm(failure) => of_failure(failure),
+        volumes::Error::NoTurn(reason) => of_no_turn(reason),
+        volumes::Error::Bytes { .. } | volumes::Error::Endless(_) => Kind::Internal,
+    };
+    Error::new(kind, chain(error))
+}
+
+/// Too little room for a growth is told as out of range: the user may then ask for less.
+pub(crate) fn of_growth(error: &volumes::Error) -> Error {
+    let mut told = of_volumes(error);
+    if told.kind == Kind::NoSpace {
+        told.kind = Kind::OutOfRange;
+    }
+    told
+}
+
+fn of_refusal(refusal: &Refusal) -> Kind {
+    match refusal {
+        // Somebody has to bring these back first.
+        Refusal::NoGroup(_)
+        | Refusal::NoPool(_)
+        | Refusal::PoolUnusable { .. }
+        | Refusal::DisksMissing { .. }
+        | Refusal::BadSource { .. }
+        | Refusal::HasSnapshots { .. }
+        | Refusal::GrowsOnlyUnused { .. }
+        | Refusal::BlockGrowsOnlyUnused { .. }
+        | Refusal::Newer { .. } => Kind::Precondition,
+        Refusal::NoVolume(_) | Refusal::NoSource(_) | Refusal::NotAVolume(_) => Kind::NotFound,
+        Refusal::NoSpace { .. } | Refusal::PoolFull { .. } | Refusal::MetadataFull(_) => Kind::NoSpace,
+        Refusal::AboveLimit { .. } | Refusal::SmallerThanSource { .. } => Kind::OutOfRange,
+        Refusal::Another { .. } => Kind::AlreadyExists,
+    }
+}
+
+fn of_failure(failure: &Failure) -> Kind {
+    match failure {
+        Failure::NoSpace(_) | Failure::MetadataFull(_) => Kind::NoSpace,
+        Failure::InUse(_) | Failure::MissingDevice(_) | Failure::Unsupported(_) => Kind::Precondition,
+        // Options of a class that lvm2 does not know.
+        Failure::Refused(_) => Kind::Invalid,
+        Failure::Locked(_) => Kind::Busy,
+        Failure::Stuck { .. } => Kind::Unavailable,
+        // The plan has looked before: these mean that somebody else was quicker, and a retry finds out.
+        Failure::NotFound(_) | Failure::AlreadyThere(_) | Failure::NotLarger(_) => Kind::Busy,
+        Failure::Process(_) | Failure::Unreadable(_) | Failure::Other(_) => Kind::Internal,
+    }
+}
+
+fn of_no_turn(reason: &NoTurn) -> Kind {
+    match reason {
+        NoTurn::Stuck(_) => Kind::Unavailable,
+        NoTurn::TooLate => Kind::Busy,
+    }
+}
+
+/// For publishing and what is done to published volumes.
+pub(crate) fn of_publish(error: &PublishError) -> Error {
+    let kind = match error {
+        PublishError::Volume(error) => return of_volumes(error),
+        PublishError::NotAVolume(_) => Kind::NotFound,
+        PublishError::Flag(_) => Kind::Invalid,
+        // "Published already, in a way that does not fit."
+        PublishError::Occupied { .. } => Kind::AlreadyExists,
+        PublishError::Unfinished(_)
+        | PublishError::NotMountable { .. }
+        | PublishError::NotZeroed(_)
+        | PublishError::Differs { .. } => Kind::Precondition,
+        PublishError::Probe(_) | PublishError::Tool(..) | PublishError::System { .. } => Kind::Internal,
+    };
+    Error::new(kind, chain(error))
+}

@@ -1,0 +1,77 @@
+//! Every call gets a number, a context for its log lines, and is counted.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use tonic::codegen::http::{Request, Response};
+use tower_layer::Layer;
+use tower_service::Service;
+use tracing::Instrument;
+
+use crate::metrics::Metrics;
+
+/// Wraps a service.
+#[derive(Clone)]
+pub(crate) struct Telemetry {
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+impl<S> Layer<S> for Telemetry {
+    type Service = Told<S>;
+
+    fn layer(&self, inner: S) -> Told<S> {
+        Told { inner, metrics: Arc::clone(&self.metrics) }
+    }
+}
+
+/// A service whose calls are told.
+#[derive(Clone)]
+pub(crate) struct Told<S> {
+    inner: S,
+    metrics: Arc<Metrics>,
+}
+
+static NUMBER: AtomicU64 = AtomicU64::new(1);
+
+impl<S, B, R> Service<Request<B>> for Told<S>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    S::Future: Send + 'static,
+    S::Error: Send,
+    R: Send,
+{
+    type Response = Response<R>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<R>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let span = tracing::info_span!("call", method, request = number, volume = tracing::field::Empty);
+        let (began, metrics) = (Instant::now(), Arc::clone(&self.metrics));
+        let answer = self.inner.call(request);
+        let told = async move {
+            let answer = answer.await;
+            let code = answer.as_ref().ok().and_then(|answer| answer.headers().get("grpc-status"));
+            let code = code.and_then(|code| code.to_str().ok()).unwrap_or("0").to_owned();
+            let took = began.elapsed();
+            metrics.call(&method, &code, took);
+            // Callers probe and measure all the time: what only looks is told only to those who ask.
+            let quiet = method.contains("Get") || method.contains("List") || method == "Probe";
+            if quiet && code == "0" {
+                tracing::debug!(code, milliseconds = took.as_millis(), "answered");
+            } else {
+                tracing::info!(code, milliseconds = took.as_millis(), "answered");
+            }
+            answer
+        };
+        Box::pin(told.instrument(span))
+    }
+}
