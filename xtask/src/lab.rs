@@ -75,12 +75,18 @@ impl Prepared {
         Ok(())
     }
 
-    /// Puts a test binary where every guest sees it, under `/lab`.
-    pub(crate) fn share(&mut self, run: &Path, program: &Path) -> Result<()> {
+    /// Puts a program where every guest sees it, under `/lab`.
+    pub(crate) fn share(&self, run: &Path, program: &Path) -> Result<PathBuf> {
         let name = program.file_name().context("a program has a name")?;
         let shared = run.join("share").join(name);
         fs::copy(program, &shared).with_context(|| program.display().to_string())?;
-        self.tests.push(PathBuf::from(name));
+        Ok(PathBuf::from(name))
+    }
+
+    /// Shares a test binary.
+    pub(crate) fn share_test(&mut self, run: &Path, program: &Path) -> Result<()> {
+        let name = self.share(run, program)?;
+        self.tests.push(name);
         Ok(())
     }
 

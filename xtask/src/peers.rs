@@ -7,7 +7,7 @@ pub(crate) mod snapshots;
 pub(crate) mod topolvm;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -34,9 +34,14 @@ pub(crate) fn node_files(cache: &Cache) -> Result<Vec<NodeFile>> {
     let entry = cache.entry("peer-images", &inputs, |path| {
         IMAGES.iter().zip(&made).try_for_each(|(name, images)| images::write(&path.join(name), images))
     })?;
-    let mut files = vec![("bin/csi-sanity".to_owned(), CSI_SANITY.programs(cache)?.join("csi-sanity"))];
+    let mut files = vec![("bin/csi-sanity".to_owned(), csi_sanity(cache)?)];
     files.extend(IMAGES.map(|name| (format!("images/{name}"), entry.join(name))));
     Ok(files)
+}
+
+/// csi-sanity, built if it is not in the cache.
+pub(crate) fn csi_sanity(cache: &Cache) -> Result<PathBuf> {
+    Ok(CSI_SANITY.programs(cache)?.join("csi-sanity"))
 }
 
 /// Makes the API server know the types that lie in `directory`, as `<group>_<plural>.yaml`.

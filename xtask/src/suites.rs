@@ -3,6 +3,7 @@
 //! - [`unit`]: cargo's own, on this machine.
 //! - [`host`]: test binaries that run in guests.
 //! - [`lab`]: the lab itself.
+//! - [`sanity`]: csi-sanity against the standalone driver.
 //! - [`cluster`]: a Kubernetes with three nodes.
 //! - [`topolvm`]: TopoLVM in a Kubernetes with one node.
 
@@ -10,6 +11,7 @@ pub(crate) mod cluster;
 pub(crate) mod host;
 pub(crate) mod lab;
 mod results;
+pub(crate) mod sanity;
 pub(crate) mod topolvm;
 pub(crate) mod unit;
 
@@ -21,20 +23,20 @@ pub(crate) use results::Results;
 /// Suites that share a lab, one after the other. The labs run at the same time; this divides the work about evenly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// The lab itself and lvms.
-    Ours,
-    /// What lvms is measured against.
-    Peers,
+    /// Guests, and clusters of them.
+    Guests,
+    /// Whole drivers.
+    Drivers,
 }
 
 impl Lane {
-    pub(crate) const ALL: [Lane; 2] = [Lane::Ours, Lane::Peers];
+    pub(crate) const ALL: [Lane; 2] = [Lane::Guests, Lane::Drivers];
 
     /// The name of its runs.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Lane::Ours => "test",
-            Lane::Peers => "test-peers",
+            Lane::Guests => "test",
+            Lane::Drivers => "test-drivers",
         }
     }
 }
@@ -45,6 +47,7 @@ pub(crate) enum Suite {
     Unit,
     Host,
     Lab,
+    Sanity,
     Cluster,
     Topolvm,
 }
@@ -53,21 +56,27 @@ impl Suite {
     /// Whether it needs Kubernetes' programs.
     pub(crate) fn needs_kubernetes(self) -> bool {
         match self {
-            Suite::Unit | Suite::Host | Suite::Lab => false,
+            Suite::Unit | Suite::Host | Suite::Lab | Suite::Sanity => false,
             Suite::Cluster | Suite::Topolvm => true,
         }
+    }
+
+    /// Whether it needs programs that are built from Go modules.
+    pub(crate) fn needs_go(self) -> bool {
+        self.needs_kubernetes() || self == Suite::Sanity
     }
 
     /// The lab in which it runs.
     pub(crate) fn lane(self) -> Lane {
         match self {
-            Suite::Unit | Suite::Host | Suite::Lab | Suite::Cluster => Lane::Ours,
-            Suite::Topolvm => Lane::Peers,
+            Suite::Unit | Suite::Host | Suite::Lab | Suite::Cluster => Lane::Guests,
+            Suite::Sanity | Suite::Topolvm => Lane::Drivers,
         }
     }
 
     /// In the order in which they run: the quick ones first.
-    pub(crate) const ALL: [Suite; 5] = [Suite::Unit, Suite::Host, Suite::Lab, Suite::Cluster, Suite::Topolvm];
+    pub(crate) const ALL: [Suite; 6] =
+        [Suite::Unit, Suite::Host, Suite::Lab, Suite::Sanity, Suite::Cluster, Suite::Topolvm];
 
     /// What a person calls it.
     pub(crate) fn name(self) -> &'static str {
@@ -75,6 +84,7 @@ impl Suite {
             Suite::Unit => "unit",
             Suite::Host => "host",
             Suite::Lab => "lab",
+            Suite::Sanity => "sanity",
             Suite::Cluster => "cluster",
             Suite::Topolvm => "topolvm",
         }
@@ -100,6 +110,6 @@ mod tests {
     #[test]
     fn an_unknown_suite_is_refused_with_the_names_of_all() {
         let error = Suite::named("hots").unwrap_err().to_string();
-        assert_eq!(error, "there is no suite \"hots\": use one of unit, host, lab, cluster, topolvm");
+        assert_eq!(error, "there is no suite \"hots\": use one of unit, host, lab, sanity, cluster, topolvm");
     }
 }

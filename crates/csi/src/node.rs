@@ -12,7 +12,7 @@ use crate::proto::node_service_capability::rpc::Type as Rpc;
 use crate::proto::node_service_capability::{self, Type};
 use crate::proto::volume_usage::Unit;
 use crate::proto::{self, node_server};
-use crate::request::{Access, How, Mode, Size, given, path};
+use crate::request::{Access, How, Mode, Size, id, path, published_path};
 use crate::volumes::{Publish, Volumes};
 
 /// The Node service.
@@ -56,7 +56,7 @@ impl<V: Volumes> node_server::Node for Node<V> {
     ) -> Result<Response<proto::NodePublishVolumeResponse>, Status> {
         let deadline = deadline(request.metadata());
         let request = request.into_inner();
-        let id = given("volume_id", &request.volume_id)?.to_owned();
+        let id = id("volume_id", &request.volume_id)?.to_owned();
         let target = path("target_path", &request.target_path)?;
         let capability = request.volume_capability.as_ref();
         let capability = capability.ok_or_else(|| Error::invalid("volume_capability", "is missing"))?;
@@ -73,7 +73,7 @@ impl<V: Volumes> node_server::Node for Node<V> {
     ) -> Result<Response<proto::NodeUnpublishVolumeResponse>, Status> {
         let deadline = deadline(request.metadata());
         let request = request.into_inner();
-        let id = given("volume_id", &request.volume_id)?;
+        let id = id("volume_id", &request.volume_id)?;
         let target = path("target_path", &request.target_path)?;
         let _held = self.locks.hold(id, deadline).await?;
         self.volumes.unpublish(id, target).await?;
@@ -85,8 +85,8 @@ impl<V: Volumes> node_server::Node for Node<V> {
         request: Request<proto::NodeGetVolumeStatsRequest>,
     ) -> Result<Response<proto::NodeGetVolumeStatsResponse>, Status> {
         let request = request.into_inner();
-        let id = given("volume_id", &request.volume_id)?;
-        let path = path("volume_path", &request.volume_path)?;
+        let id = id("volume_id", &request.volume_id)?;
+        let path = published_path("volume_path", &request.volume_path)?;
         let stats = self.volumes.stats(id, path).await?;
         let (total, rest) = stats.bytes;
         let (used, available) = rest.unwrap_or_default();
@@ -112,8 +112,8 @@ impl<V: Volumes> node_server::Node for Node<V> {
     ) -> Result<Response<proto::NodeExpandVolumeResponse>, Status> {
         let deadline = deadline(request.metadata());
         let request = request.into_inner();
-        let id = given("volume_id", &request.volume_id)?;
-        let path = path("volume_path", &request.volume_path)?;
+        let id = id("volume_id", &request.volume_id)?;
+        let path = published_path("volume_path", &request.volume_path)?;
         Size::parse(request.capacity_range.as_ref(), 0)?;
         let access = request
             .volume_capability

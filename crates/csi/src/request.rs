@@ -1,6 +1,6 @@
 //! Requests, parsed once. Each mistake names its field.
 
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::proto;
 
 /// How large a volume shall be.
@@ -141,6 +141,17 @@ fn mode(field: &str, mode: Option<&proto::volume_capability::AccessMode>) -> Res
     }
 }
 
+/// The volume or snapshot that a call is about, in its log lines.
+pub(crate) fn about(id: &str) {
+    tracing::Span::current().record("volume", id);
+}
+
+/// The volume or snapshot that a call names.
+pub(crate) fn id<'a>(field: &str, value: &'a str) -> Result<&'a str, Error> {
+    about(value);
+    given(field, value)
+}
+
 /// A field that must not be empty.
 pub(crate) fn given<'a>(field: &str, value: &'a str) -> Result<&'a str, Error> {
     if value.is_empty() { Err(Error::invalid(field, "is missing")) } else { Ok(value) }
@@ -157,10 +168,15 @@ pub(crate) fn path(field: &str, value: &str) -> Result<std::path::PathBuf, Error
     Ok(path.components().collect())
 }
 
+/// A path at which something was published. One that cannot be is not found, and not a mistake.
+pub(crate) fn published_path(field: &str, value: &str) -> Result<std::path::PathBuf, Error> {
+    given(field, value)?;
+    path(field, value).map_err(|error| Error::new(Kind::NotFound, error.message))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
     use proptest::prelude::*;
 
     fn size(required_bytes: i64, limit_bytes: i64) -> Result<u64, Kind> {

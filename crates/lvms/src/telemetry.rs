@@ -61,17 +61,49 @@ where
             let answer = answer.await;
             let code = answer.as_ref().ok().and_then(|answer| answer.headers().get("grpc-status"));
             let code = code.and_then(|code| code.to_str().ok()).unwrap_or("0").to_owned();
+            let message = answer.as_ref().ok().and_then(|answer| answer.headers().get("grpc-message"));
+            let message = message.map(|message| readable(message.as_bytes())).unwrap_or_default();
             let took = began.elapsed();
             metrics.call(&method, &code, took);
             // Callers probe and measure all the time: what only looks is told only to those who ask.
             let quiet = method.contains("Get") || method.contains("List") || method == "Probe";
-            if quiet && code == "0" {
-                tracing::debug!(code, milliseconds = took.as_millis(), "answered");
-            } else {
-                tracing::info!(code, milliseconds = took.as_millis(), "answered");
+            let milliseconds = took.as_millis();
+            match code.as_str() {
+                "0" if quiet => tracing::debug!(milliseconds, "done"),
+                "0" => tracing::info!(milliseconds, "done"),
+                code => tracing::warn!(code, milliseconds, message, "refused"),
             }
             answer
         };
         Box::pin(told.instrument(span))
+    }
+}
+
+/// A message as it was before gRPC wrote special characters as `%` and two digits.
+fn readable(message: &[u8]) -> String {
+    let mut bytes = Vec::with_capacity(message.len());
+    let mut rest = message;
+    while let Some((byte, tail)) = rest.split_first() {
+        rest = tail;
+        let digits =
+            tail.get(..2).filter(|_| *byte == b'%').and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(escaped) => {
+                bytes.push(escaped);
+                rest = &tail[2..];
+            }
+            None => bytes.push(*byte),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_as_they_were_written() {
+        assert_eq!(readable(b"name%3A is %22%C3%A4%22, 5% of it %"), "name: is \"ä\", 5% of it %");
     }
 }

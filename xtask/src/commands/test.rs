@@ -12,8 +12,8 @@ use crate::lab::namespace;
 use crate::lab::runs::Run;
 use crate::lab::{Lab, Prepared};
 use crate::packages::machine;
-use crate::peers;
-use crate::suites::{self, Lane, Results, Suite, cluster, host, lab, topolvm, unit};
+use crate::suites::{self, Lane, Results, Suite, cluster, host, lab, sanity, topolvm, unit};
+use crate::{peers, workspace};
 
 /// Which tests.
 #[derive(Args)]
@@ -59,7 +59,7 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     if in_lab.is_empty() {
         return conclude(&results, filter);
     }
-    machine::prepare(in_lab.iter().any(|suite| suite.needs_kubernetes()))?;
+    machine::prepare(in_lab.iter().any(|suite| suite.needs_go()))?;
     let cache = Cache::open()?;
     if suites.contains(&Suite::Lab) {
         lab::run_outside(filter, &mut results)?;
@@ -118,8 +118,12 @@ fn prepare(
     let mut prepared = Prepared::make(cache, &run.directory)?;
     if suites.contains(&Suite::Host) || suites.contains(&Suite::Lab) {
         for binary in binaries {
-            prepared.share(&run.directory, binary)?;
+            prepared.share_test(&run.directory, binary)?;
         }
+    }
+    if suites.contains(&Suite::Sanity) {
+        prepared.share(&run.directory, &workspace::build_static("lvms")?)?;
+        prepared.share(&run.directory, &peers::csi_sanity(cache)?)?;
     }
     if suites.iter().any(|suite| suite.needs_kubernetes()) {
         let peers = if suites.contains(&Suite::Topolvm) { peers::node_files(cache)? } else { Vec::new() };
@@ -149,6 +153,7 @@ pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
             Suite::Unit => {}
             Suite::Host => host::run(&started, &prepared.tests, filter, results)?,
             Suite::Lab => lab::run_inside(&started, filter, results),
+            Suite::Sanity => sanity::run(&started, filter, results),
             Suite::Cluster => cluster::run(&started, prepared.programs()?, filter, results),
             Suite::Topolvm => topolvm::run(&started, &Cache::open()?, prepared.programs()?, filter, results),
         }
@@ -171,6 +176,7 @@ fn list(suites: &[Suite], filter: &str) -> Result<ExitCode> {
             Suite::Unit => unit::list()?,
             Suite::Host => host::list()?,
             Suite::Lab => lab::list(),
+            Suite::Sanity => sanity::list(),
             Suite::Cluster => cluster::list(),
             Suite::Topolvm => topolvm::list(),
         };

@@ -1,0 +1,172 @@
+//! csi-sanity, the test suite of the CSI specification, against `lvms standalone`: every kind of class, as filesystem
+//! and as block device.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lab_protocol::agent::Ended;
+use lab_protocol::disk::{Disk, GIB};
+
+use super::{Results, Suite, matches};
+use crate::guest::{Guest, Spec};
+use crate::lab::Lab;
+use crate::process;
+
+/// Capabilities that lvms lacks on purpose; csi-sanity skips their specs by itself.
+const SKIPPED: &str = include_str!("sanity/skipped.txt");
+
+const CLASSES: [&str; 4] = ["thick", "thin", "striped", "raid1"];
+const ACCESS: [&str; 2] = ["mount", "block"];
+
+/// It makes some dozens of volumes, and an emulated guest is slow.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+const CONFIGURATION: &str = "\
+device-classes:
+  - {name: thick, volume-group: thick, default: true, spare-gb: 0}
+  - {name: thin, volume-group: thin, spare-gb: 0, type: thin, thin-pool: {name: pool, overprovision-ratio: 10}}
+  - {name: striped, volume-group: striped, spare-gb: 0, stripe: 2}
+  - {name: raid1, volume-group: raid1, spare-gb: 0, lvcreate-options: [--type=raid1, -m1]}
+";
+
+fn name(class: &str, access: &str) -> String {
+    format!("{class}_volumes_by_{access}")
+}
+
+/// Their names.
+pub(crate) fn list() -> Vec<String> {
+    CLASSES.iter().flat_map(|class| ACCESS.map(|access| name(class, access))).collect()
+}
+
+/// Starts the driver in a guest, and runs csi-sanity there.
+pub(crate) fn run(lab: &Arc<Lab>, filter: &str, results: &mut Results) {
+    if !list().iter().any(|name| matches(name, filter)) {
+        return;
+    }
+    let suite = Suite::Sanity.name();
+    let guest = match start(lab) {
+        Ok(guest) => guest,
+        Err(error) => return results.add_failure(suite, "the driver starts", &format!("{error:#}")),
+    };
+    for class in CLASSES {
+        for access in ACCESS {
+            let name = name(class, access);
+            if matches(&name, filter) {
+                results.run(suite, &name, || sanity(&guest, class, access));
+            }
+        }
+    }
+    if let Ok(log) = guest.command(["cat", "/run/lvms.log"]).output() {
+        let _ = fs::write("lvms-standalone.log", log.stdout);
+    }
+}
+
+fn start(lab: &Arc<Lab>) -> Result<Arc<Guest>> {
+    let disks = (0..6).map(|number| lab.new_disk(Disk::new(4 * GIB).serial(&format!("sanity-{number}"))));
+    let guest = Guest::boot(lab, Spec::new("sanity"), disks.collect::<Result<_>>()?)?;
+    guest
+        .script(
+            "vgcreate thick /dev/sda
+             vgcreate thin /dev/sdb
+             vgcreate striped /dev/sdc /dev/sdd
+             vgcreate raid1 /dev/sde /dev/sdf
+             lvcreate --type thin-pool --extents 90%FREE --name pool thin",
+        )
+        .run()?;
+    guest.put("/run/lvmd.yaml", 0o644, CONFIGURATION)?;
+    let checked = guest.command(["/lab/lvms", "check", "/run/lvmd.yaml"]).run()?.text();
+    fs::write("lvms-check.log", checked)?;
+    guest
+        .script(
+            "setsid /lab/lvms standalone --config /run/lvmd.yaml --endpoint unix:///run/csi.sock \\
+                --node-id sanity </dev/null >/run/lvms.log 2>&1 &
+             until [ -S /run/csi.sock ]; do kill -0 $! || { cat /run/lvms.log; exit 1; }; sleep 0.1; done",
+        )
+        .run()?;
+    Ok(guest)
+}
+
+fn sanity(guest: &Guest, class: &str, access: &str) -> Result<()> {
+    let directory = format!("/run/sanity-{class}-{access}");
+    guest.script(&format!("rm -rf {directory}; mkdir {directory}")).run()?;
+    let parameters = format!("{directory}/parameters.yaml");
+    guest.put(&parameters, 0o644, format!("topolvm.io/device-class: {class}\n"))?;
+    let before = free(guest)?;
+    let words = [
+        "/lab/csi-sanity".to_owned(),
+        "--ginkgo.no-color".into(),
+        format!("--ginkgo.json-report={directory}/report.json"),
+        "--csi.endpoint=/run/csi.sock".into(),
+        format!("--csi.mountdir={directory}/mounts"),
+        format!("--csi.stagingdir={directory}/staging"),
+        format!("--csi.testvolumeparameters={parameters}"),
+        format!("--csi.testvolumeaccesstype={access}"),
+        "--csi.testvolumesize=67108864".into(),
+        "--csi.testvolumeexpandsize=134217728".into(),
+    ];
+    let ran = guest.command(words).limit(LIMIT).output()?;
+    let said = format!("{}\n{}", ran.text(), ran.complaint());
+    fs::write(format!("csi-sanity-lvms-{class}-{access}.log"), &said)?;
+    let report = guest.command(["cat", &format!("{directory}/report.json")]).run();
+    let report = Report::parse(&report.with_context(|| process::last_lines(&said, 30))?.text())?;
+    ensure!(
+        ran.ended == Ended::Exited(0) && report.failed.is_empty(),
+        "{:?}, failed:\n{}",
+        ran.ended,
+        report.failed.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
+    );
+    let expected: BTreeSet<String> = SKIPPED.lines().map(str::to_owned).collect();
+    let wrongly: Vec<&str> = report.skipped.difference(&expected).map(String::as_str).collect();
+    ensure!(wrongly.is_empty(), "skipped, and not in the list of what lvms lacks:\n{}", wrongly.join("\n"));
+    let no_more: Vec<&str> = expected.difference(&report.skipped).map(String::as_str).collect();
+    ensure!(no_more.is_empty(), "in the list of what lvms lacks, and not skipped:\n{}", no_more.join("\n"));
+    let after = free(guest)?;
+    ensure!(before == after, "before there was {before}, now {after}");
+    eprintln!(
+        "  csi-sanity, {class} by {access}: {} passed, {} skipped",
+        report.passed,
+        report.skipped.len()
+    );
+    Ok(())
+}
+
+/// What is free, and which volumes there are.
+fn free(guest: &Guest) -> Result<String> {
+    let script = "vgs --noheadings -o vg_name,vg_free_count; lvs --noheadings -o vg_name,lv_name";
+    Ok(guest.script(script).run()?.text())
+}
+
+/// What Ginkgo says of each spec.
+#[derive(Debug, Default)]
+struct Report {
+    passed: u32,
+    skipped: BTreeSet<String>,
+    failed: BTreeSet<String>,
+}
+
+impl Report {
+    fn parse(text: &str) -> Result<Report> {
+        let suites: serde_json::Value = serde_json::from_str(text).context("Ginkgo's report")?;
+        let mut report = Report::default();
+        let specs = suites[0]["SpecReports"].as_array().context("Ginkgo reports no specs")?;
+        for spec in specs.iter().filter(|spec| spec["LeafNodeType"] == "It") {
+            let mut words: Vec<&str> = spec["ContainerHierarchyTexts"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(serde_json::Value::as_str)
+                .collect();
+            words.extend(spec["LeafNodeText"].as_str());
+            let name = words.join(" ");
+            match spec["State"].as_str() {
+                Some("passed") => report.passed += 1,
+                Some("skipped" | "pending") => drop(report.skipped.insert(name)),
+                _ => drop(report.failed.insert(format!("{name}: {}", spec["Failure"]["Message"]))),
+            }
+        }
+        Ok(report)
+    }
+}
