@@ -163,7 +163,9 @@ impl Report {
             let name = words.join(" ");
             match spec["State"].as_str() {
                 Some("passed") => report.passed += 1,
-                Some("skipped" | "pending") => drop(report.skipped.insert(name)),
+                Some("skipped") => drop(report.skipped.insert(name)),
+                // Not finished by those who wrote csi-sanity; they run for nobody.
+                Some("pending") => {}
                 _ => drop(report.failed.insert(format!("{name}: {}", spec["Failure"]["Message"]))),
             }
         }

@@ -1,0 +1,508 @@
+//! Volumes with filesystems and without, mounted, bound, grown, copied and hidden, on a real kernel.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use lab_test::{Error, Fault, GIB, Lab, MIB, Needs, Result, fails, run};
+use lvms_host::desired::{ClassKind, DeviceClass};
+use lvms_host::facts::Facts;
+use lvms_host::filesystem::{Filesystem, NotMountable};
+use lvms_host::names::{LvName, VgName, VolumePath};
+use lvms_host::plan::Refusal;
+use lvms_host::plan::volume::Wish;
+use lvms_host::publish::{Access, PublishError};
+use lvms_host::runner::{Linux, Options};
+use lvms_host::units::Bytes;
+use lvms_host::volumes::{self, Volumes};
+use uuid::Uuid;
+
+type Engine = Arc<Volumes<Linux>>;
+
+/// A group `vg` on all disks, with a pool, and the engine on it.
+fn engine(lab: &Lab) -> Result<Engine> {
+    let mut words = vec!["vg"];
+    words.extend(lab.disks().iter().map(String::as_str));
+    run("vgcreate", words)?;
+    run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-L", "700m", "vg"])?;
+    Ok(Volumes::open(Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?)
+}
+
+fn class(thin: bool) -> Result<DeviceClass> {
+    let kind = if thin {
+        ClassKind::Thin { pool: LvName::parse("pool")?, overprovision_ratio: 10.0 }
+    } else {
+        ClassKind::Thick
+    };
+    Ok(DeviceClass {
+        name: "class".into(),
+        group: VgName::parse("vg")?,
+        default: true,
+        spare: Bytes::ZERO,
+        kind,
+        stripe: 0,
+        stripe_size: None,
+        options: Vec::new(),
+    })
+}
+
+fn path(name: &str) -> Result<VolumePath> {
+    Ok(VolumePath { group: VgName::parse("vg")?, volume: LvName::parse(name)? })
+}
+
+fn make(engine: &Engine, name: &str, thin: bool, size: Bytes, block: bool) -> Result<VolumePath> {
+    make_from(engine, name, thin, size, block, None)
+}
+
+fn make_from(
+    engine: &Engine,
+    name: &str,
+    thin: bool,
+    size: Bytes,
+    block: bool,
+    source: Option<&VolumePath>,
+) -> Result<VolumePath> {
+    let class = class(thin)?;
+    let facts = Facts {
+        name: Some(name.to_owned()),
+        block,
+        fsid: (!block).then(Uuid::new_v4),
+        source: source.map(|source| format!("volume:{}", source.volume)),
+        used: source.is_some(),
+        ..Facts::default()
+    };
+    let wish = Wish {
+        name: LvName::parse(name)?,
+        class: &class,
+        options: Vec::new(),
+        size,
+        limit: None,
+        facts,
+        source: source.cloned(),
+    };
+    engine.create(&wish, None)?;
+    path(name)
+}
+
+fn filesystem(kind: Filesystem) -> Access {
+    Access::Filesystem { kind, flags: Vec::new(), read_only: false }
+}
+
+fn target(name: &str) -> PathBuf {
+    Path::new("/run/test").join(name)
+}
+
+fn publish(engine: &Engine, volume: &VolumePath, at: &str, access: &Access) -> Result<PathBuf> {
+    let target = target(at);
+    engine.publish(volume, &target, access, None)?;
+    Ok(target)
+}
+
+fn size_of(target: &Path) -> Result<u64> {
+    let blocks = run("stat", ["--file-system", "--format", "%b %S", &target.to_string_lossy()])?;
+    let mut numbers = blocks.split(' ').map(|number| number.parse::<u64>());
+    Ok(numbers.next().ok_or("no blocks")?? * numbers.next().ok_or("no size")??)
+}
+
+fn every_filesystem_is_made_filled_grown_and_kept(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    for kind in Filesystem::ALL {
+        for thin in [false, true] {
+            let name = format!("{kind}-{thin}");
+            let volume = make(&engine, &name, thin, Bytes::mib(320), false)?;
+            let at = publish(&engine, &volume, &name, &filesystem(kind))?;
+            assert_eq!(fs::metadata(&at)?.mode() & 0o7777, 0o2777, "{name}");
+            fs::write(at.join("file"), &name)?;
+            // Somebody sets another mode, and it stays.
+            run("chmod", ["00750", &at.to_string_lossy()])?;
+            engine.unpublish(&name, &at)?;
+            assert!(!at.exists());
+            publish(&engine, &volume, &name, &filesystem(kind))?;
+            // Again is as good.
+            publish(&engine, &volume, &name, &filesystem(kind))?;
+            assert_eq!(fs::metadata(&at)?.mode() & 0o7777, 0o750, "{name}");
+            assert_eq!(fs::read_to_string(at.join("file"))?, name);
+            let before = size_of(&at)?;
+            let grown = engine.grow(&class(thin)?, &volume, Bytes::mib(640), None)?;
+            assert_eq!(grown.size, Bytes::mib(640));
+            assert_eq!(engine.grow_published(&volume, &at)?, Bytes::mib(640));
+            assert!(size_of(&at)? > before + 250 * MIB, "{name}: {before} grew to {}", size_of(&at)?);
+            assert_eq!(fs::read_to_string(at.join("file"))?, name);
+            engine.unpublish(&name, &at)?;
+            engine.remove(&volume, None)?;
+        }
+    }
+    assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name", "vg"])?, "pool");
+    Ok(())
+}
+
+fn a_volume_grown_while_nobody_uses_it_is_grown_at_the_next_mount(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    for kind in Filesystem::ALL {
+        let volume = make(&engine, kind.name(), false, Bytes::mib(320), false)?;
+        let at = publish(&engine, &volume, "at", &filesystem(kind))?;
+        let before = size_of(&at)?;
+        engine.unpublish(kind.name(), &at)?;
+        engine.grow(&class(false)?, &volume, Bytes::mib(640), None)?;
+        publish(&engine, &volume, "at", &filesystem(kind))?;
+        assert!(size_of(&at)? > before + 250 * MIB, "{kind}");
+        engine.unpublish(kind.name(), &at)?;
+    }
+    Ok(())
+}
+
+fn two_targets_of_one_volume_have_their_own_flags_in_any_order(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
+    let access =
+        |read_only| Access::Filesystem { kind: Filesystem::Ext4, flags: vec!["noatime".into()], read_only };
+    // Formatted by a first writer.
+    let first = publish(&engine, &volume, "first", &access(false))?;
+    fs::write(first.join("file"), "bytes")?;
+    engine.unpublish("v", &first)?;
+    for order in [[true, false], [false, true]] {
+        let one = publish(&engine, &volume, "one", &access(order[0]))?;
+        let two = publish(&engine, &volume, "two", &access(order[1]))?;
+        for (target, read_only) in [(&one, order[0]), (&two, order[1])] {
+            assert_eq!(fs::read_to_string(target.join("file"))?, "bytes");
+            assert_eq!(
+                fs::write(target.join("new"), "x").is_err(),
+                read_only,
+                "{order:?} {}",
+                target.display()
+            );
+        }
+        // The one that mounted the device goes first; the other stays.
+        engine.unpublish("v", &one)?;
+        assert_eq!(fs::read_to_string(two.join("file"))?, "bytes");
+        publish(&engine, &volume, "one", &access(order[0]))?;
+        engine.unpublish("v", &two)?;
+        engine.unpublish("v", &one)?;
+        assert!(!run("cat", ["/proc/mounts"])?.contains("vg-v"));
+    }
+    Ok(())
+}
+
+fn differing_flags_and_occupied_targets_are_refused_by_name(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let (one, two) = (
+        make(&engine, "one", false, Bytes::mib(64), false)?,
+        make(&engine, "two", false, Bytes::mib(64), false)?,
+    );
+    let with = |flags: &[&str]| Access::Filesystem {
+        kind: Filesystem::Ext4,
+        flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+        read_only: false,
+    };
+    publish(&engine, &one, "one", &with(&[]))?;
+    let differs = engine.publish(&one, &target("else"), &with(&["data=journal"]), None);
+    assert!(matches!(differs, Err(PublishError::Differs { flag, .. }) if flag == "data=journal"));
+    let occupied = engine.publish(&two, &target("one"), &with(&[]), None);
+    assert!(matches!(occupied, Err(PublishError::Occupied { .. })), "{occupied:?}");
+    let forbidden = engine.publish(&two, &target("two"), &with(&["loop"]), None);
+    assert!(matches!(forbidden, Err(PublishError::Flag(_))));
+    let unknown = engine.publish(&two, &target("two"), &with(&["no-such-option"]), None);
+    assert!(matches!(unknown, Err(PublishError::System { .. })), "{unknown:?}");
+    publish(&engine, &two, "two", &with(&["nosuid,nodev", "data=writeback"]))?;
+    let mounted = run("findmnt", ["--noheadings", "--output", "OPTIONS", "/run/test/two"])?;
+    for option in ["nosuid", "nodev", "data=writeback"] {
+        assert!(mounted.contains(option), "{mounted}");
+    }
+    Ok(())
+}
+
+/// Whoever looks at a new volume must not see what was there before.
+fn fill_with_former_bytes(lab: &Lab) -> Result {
+    for disk in lab.disks() {
+        run("sh", ["-c", &format!("yes secret | dd of={disk} bs=1M iflag=fullblock oflag=direct || true")])?;
+        run("wipefs", ["--all", "--quiet", disk])?;
+    }
+    Ok(())
+}
+
+fn has_only_zeros(device: &Path, from: u64, to: u64) -> Result<bool> {
+    let script = format!(
+        "tail -c +{} {} | head -c {} | tr -d '\\0' | head -c 1 | wc -c",
+        from + 1,
+        device.display(),
+        to - from
+    );
+    Ok(run("sh", ["-c", &script])? == "0")
+}
+
+fn block_devices_never_show_former_bytes(lab: &Lab) -> Result {
+    fill_with_former_bytes(lab)?;
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), true)?;
+    let block = Access::Block { read_only: false };
+    let at = publish(&engine, &volume, "v", &block)?;
+    publish(&engine, &volume, "v", &block)?;
+    assert!(fs::metadata(&at)?.file_type().is_block_device());
+    let number = engine.runner().device("vg-v")?.ok_or("no device")?.number;
+    let published = fs::metadata(&at)?.rdev();
+    assert_eq!((rustix::fs::major(published), rustix::fs::minor(published)), (number.major, number.minor));
+    let mounts = run("cat", ["/proc/mounts"])?;
+    assert_eq!(mounts.lines().filter(|line| line.contains("/run/test/v")).count(), 1, "mounted twice");
+    assert!(has_only_zeros(&at, 0, 64 * MIB)?);
+    run("dd", ["if=/dev/urandom", &format!("of={}", at.display()), "bs=1M", "count=64", "oflag=direct"])?;
+    let sum = |count: u64| run("sh", ["-c", &format!("head -c {count} {} | sha256sum", at.display())]);
+    let before = sum(64 * MIB)?;
+    // While it is in use, new extents are zeroed before anybody sees them.
+    let grown = engine.grow(&class(false)?, &volume, Bytes::mib(128), None)?;
+    assert_eq!(grown.size, Bytes::mib(128));
+    assert_eq!(sum(64 * MIB)?, before);
+    assert!(has_only_zeros(&at, 64 * MIB, 128 * MIB)?);
+    assert_eq!(
+        run("lvs", ["--noheadings", "-o", "lv_name", "vg"])?.split_whitespace().count(),
+        2,
+        "room is left"
+    );
+    engine.unpublish("v", &at)?;
+    // While it is not, they are zeroed after.
+    engine.grow(&class(false)?, &volume, Bytes::mib(192), None)?;
+    publish(&engine, &volume, "v", &block)?;
+    assert!(has_only_zeros(&at, 64 * MIB, 192 * MIB)?);
+    engine.unpublish("v", &at)?;
+    // One made for a filesystem was never zeroed.
+    let other = make(&engine, "other", false, Bytes::mib(64), false)?;
+    let refused = engine.publish(&other, &target("other"), &block, None);
+    assert!(matches!(refused, Err(PublishError::NotZeroed(_))));
+    // A copy is as long as asked for, and zero behind its source.
+    let copy = make_from(&engine, "copy", false, Bytes::mib(256), true, Some(&volume))?;
+    let at = publish(&engine, &copy, "copy", &block)?;
+    assert_eq!(run("sh", ["-c", &format!("head -c {} {} | sha256sum", 64 * MIB, at.display())])?, before);
+    assert!(has_only_zeros(&at, 64 * MIB, 256 * MIB)?);
+    engine.unpublish("copy", &at)?;
+    Ok(())
+}
+
+fn whatever_is_on_a_volume_is_never_formatted(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let cases: [(&str, &str); 5] = [
+        ("partitions", "printf 'label: gpt\\n,\\n' | sfdisk --quiet"),
+        ("pv", "pvcreate --quiet --yes --config devices/scan_lvs=1"),
+        ("luks", "printf 'LUKS\\272\\276\\0\\1' | dd conv=notrunc status=none of="),
+        ("ext4", "mkfs.ext4 -q -F"),
+        ("swap", "mkswap --quiet"),
+    ];
+    for (name, command) in cases {
+        let volume = make(&engine, name, false, Bytes::mib(320), false)?;
+        let device = format!("/dev/vg/{name}");
+        let glue = if command.ends_with('=') { "" } else { " " };
+        run("sh", ["-c", &format!("{command}{glue}{device}")])?;
+        let before = run("sh", ["-c", &format!("head -c 8388608 {device} | sha256sum")])?;
+        let refused = engine.publish(&volume, &target(name), &filesystem(Filesystem::Xfs), None);
+        assert!(matches!(refused, Err(PublishError::NotMountable { .. })), "{name}: {refused:?}");
+        assert_eq!(run("sh", ["-c", &format!("head -c 8388608 {device} | sha256sum")])?, before, "{name}");
+        assert!(!target(name).join("lost+found").exists());
+    }
+    Ok(())
+}
+
+fn a_read_only_mount_makes_no_filesystem(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
+    let access = Access::Filesystem { kind: Filesystem::Ext4, flags: Vec::new(), read_only: true };
+    let refused = engine.publish(&volume, &target("v"), &access, None);
+    assert!(
+        matches!(&refused, Err(PublishError::NotMountable { reason: NotMountable::ReadOnly, .. })),
+        "{refused:?}"
+    );
+    fails("blkid", ["--probe", "/dev/vg/v"])?;
+    Ok(())
+}
+
+fn a_used_volume_whose_filesystem_is_gone_is_not_formatted_again(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    engine.unpublish("v", &at)?;
+    run("wipefs", ["--all", "--quiet", "/dev/vg/v"])?;
+    let refused = engine.publish(&volume, &at, &filesystem(Filesystem::Ext4), None);
+    assert!(matches!(&refused, Err(PublishError::NotMountable { reason: NotMountable::Vanished, .. })));
+    Ok(())
+}
+
+fn volumes_of_topolvm_are_published_grown_and_removed(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let name = "0e9b1a4e-6bd1-4c0e-8a55-0c3f7c2d9a01";
+    // As TopoLVM makes them, formats them and mounts them.
+    run("lvcreate", ["-n", name, "-L", "335544320b", "-W", "y", "-y", "vg"])?;
+    run("mkfs.xfs", ["-f", "-q", &format!("/dev/vg/{name}")])?;
+    let at = target("topolvm");
+    run("mount", ["--mkdir", "-o", "nouuid", &format!("/dev/vg/{name}"), &at.to_string_lossy()])?;
+    fs::write(at.join("file"), "theirs")?;
+    let volume = path(name)?;
+    publish(&engine, &volume, "topolvm", &filesystem(Filesystem::Xfs))?;
+    engine.grow(&class(false)?, &volume, Bytes::mib(640), None)?;
+    engine.grow_published(&volume, &at)?;
+    assert!(size_of(&at)? > 500 * MIB);
+    assert_eq!(fs::read_to_string(at.join("file"))?, "theirs");
+    engine.unpublish(name, &at)?;
+    publish(&engine, &volume, "topolvm", &filesystem(Filesystem::Xfs))?;
+    assert_eq!(fs::read_to_string(at.join("file"))?, "theirs");
+    engine.unpublish(name, &at)?;
+    // A device node of an older one's, and a target that is a bare node.
+    let number = engine.runner().device(&volume.mapper_name())?.ok_or("no device")?.number;
+    let (major, minor) = (number.major.to_string(), number.minor.to_string());
+    fs::create_dir_all("/dev/topolvm")?;
+    for node in [format!("/dev/topolvm/{name}"), "/run/test/bare".to_owned()] {
+        run("mknod", [&node, "b", &major, &minor])?;
+    }
+    engine.unpublish(name, Path::new("/run/test/bare"))?;
+    assert!(!Path::new("/run/test/bare").exists() && !Path::new("/dev/topolvm").join(name).exists());
+    engine.remove(&volume, None)?;
+    // Never formatted by anybody: it is ours to format.
+    run("lvcreate", ["-n", name, "-L", "64m", "-W", "y", "-y", "vg"])?;
+    engine.look(&VgName::parse("vg")?)?;
+    publish(&engine, &volume, "topolvm", &filesystem(Filesystem::Ext4))?;
+    engine.unpublish(name, &at)?;
+    Ok(())
+}
+
+fn a_volume_of_ours_that_topolvm_formatted_and_filled_is_kept(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(320), false)?;
+    run("wipefs", ["-a", "/dev/vg/v"])?;
+    run("mkfs.ext4", ["-F", "-m0", "-q", "/dev/vg/v"])?;
+    run("mount", ["--mkdir", "/dev/vg/v", "/run/test/v"])?;
+    fs::write("/run/test/v/file", "theirs")?;
+    run("umount", ["/run/test/v"])?;
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    assert_eq!(fs::read_to_string(at.join("file"))?, "theirs");
+    engine.unpublish("v", &at)?;
+    let another = engine.publish(&volume, &at, &filesystem(Filesystem::Xfs), None);
+    assert!(matches!(another, Err(PublishError::NotMountable { reason: NotMountable::Another { .. }, .. })));
+    publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    assert_eq!(fs::read_to_string(at.join("file"))?, "theirs");
+    engine.unpublish("v", &at)?;
+    Ok(())
+}
+
+fn copies_of_mounted_volumes_are_mounted_beside_them(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    for kind in Filesystem::ALL {
+        let (thick, thin) = (false, true);
+        let ways: &[(bool, bool)] = match kind {
+            Filesystem::Ext4 => &[(thick, thick), (thick, thin), (thin, thick), (thin, thin)],
+            Filesystem::Xfs => &[(thin, thin)],
+            Filesystem::Btrfs => &[(thick, thick)],
+        };
+        let size = if kind == Filesystem::Ext4 { Bytes::mib(64) } else { Bytes::mib(320) };
+        for (from, to) in ways.iter().copied() {
+            let volume = make(&engine, "origin", from, size, false)?;
+            let at = publish(&engine, &volume, "origin", &filesystem(kind))?;
+            fs::write(at.join("file"), "then")?;
+            run("sync", ["--file-system", &at.to_string_lossy()])?;
+            let copy = make_from(&engine, "copy", to, size + Bytes::mib(80), false, Some(&volume))?;
+            fs::write(at.join("file"), "now")?;
+            let beside = publish(&engine, &copy, "copy", &filesystem(kind))?;
+            assert_eq!(fs::read_to_string(beside.join("file"))?, "then", "{kind} {from} {to}");
+            assert_eq!(fs::read_to_string(at.join("file"))?, "now", "{kind} {from} {to}");
+            fs::write(beside.join("file"), "copy")?;
+            assert_eq!(fs::read_to_string(at.join("file"))?, "now", "{kind} {from} {to}");
+            engine.unpublish("copy", &beside)?;
+            engine.unpublish("origin", &at)?;
+            engine.remove(&copy, None)?;
+            engine.remove(&volume, None)?;
+        }
+    }
+    assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name", "vg"])?, "pool");
+    Ok(())
+}
+
+fn thick_snapshots_keep_their_moment_and_hold_their_origin(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(128), false)?;
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    fs::write(at.join("file"), "then")?;
+    run("sync", ["--file-system", &at.to_string_lossy()])?;
+    let facts =
+        Facts { name: Some("s".into()), snapshot: true, source: Some("volume:v".into()), ..Facts::default() };
+    engine.snapshot(&class(false)?, &volume, &LvName::parse("s")?, &facts, None)?;
+    engine.snapshot(&class(false)?, &volume, &LvName::parse("s")?, &facts, None)?;
+    fs::write(at.join("file"), "now")?;
+    run("sync", ["--file-system", &at.to_string_lossy()])?;
+    // Neither removed nor grown over its snapshot.
+    let removed = engine.remove(&volume, None);
+    assert!(matches!(&removed, Err(volumes::Error::Refused(Refusal::HasSnapshots { .. }))), "{removed:?}");
+    let grown = engine.grow(&class(false)?, &volume, Bytes::mib(256), None);
+    assert!(matches!(&grown, Err(volumes::Error::Refused(Refusal::GrowsOnlyUnused { .. }))), "{grown:?}");
+    let restored = make_from(&engine, "r", false, Bytes::mib(128), false, Some(&path("s")?))?;
+    let beside = publish(&engine, &restored, "r", &filesystem(Filesystem::Ext4))?;
+    assert_eq!(fs::read_to_string(beside.join("file"))?, "then");
+    engine.unpublish("r", &beside)?;
+    engine.unpublish("v", &at)?;
+    // While nobody uses it, it grows, and keeps its snapshot.
+    engine.grow(&class(false)?, &volume, Bytes::mib(256), None)?;
+    publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    assert_eq!(fs::read_to_string(at.join("file"))?, "now");
+    engine.unpublish("v", &at)?;
+    engine.remove(&path("s")?, None)?;
+    engine.remove(&volume, None)?;
+    Ok(())
+}
+
+fn stacked_mounts_and_dead_disks_are_unpublished(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    // An older driver has mounted it twice.
+    run("mount", ["--bind", &at.to_string_lossy(), &at.to_string_lossy()])?;
+    engine.unpublish("v", &at)?;
+    engine.unpublish("v", &at)?;
+    assert!(!at.exists());
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    fs::write(at.join("file"), "bytes")?;
+    run("sync", ["--file-system", &at.to_string_lossy()])?;
+    lab.fault(0, Fault::Error)?;
+    // Whoever looks gets an error; who only wants it gone gets that.
+    let _ = fs::write(at.join("file"), "lost");
+    let _ = run("sync", ["--file-system", &at.to_string_lossy()]);
+    engine.unpublish("v", &at)?;
+    assert!(!run("cat", ["/proc/mounts"])?.contains("vg-v"));
+    lab.fault(0, Fault::None)?;
+    Ok(())
+}
+
+fn a_full_pool_and_a_lost_disk_are_told(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let thin = make(&engine, "thin", true, Bytes::gib(1), false)?;
+    assert!(!engine.condition(&thin).abnormal, "{:?}", engine.condition(&thin));
+    let before = engine.capacity(&class(true)?, &[])?;
+    assert!(before > Bytes::gib(5));
+    let _ = run("dd", ["if=/dev/urandom", "of=/dev/vg/thin", "bs=1M", "count=670", "oflag=direct"]);
+    // Above 90 % nothing new is admitted, and no capacity is told.
+    let refused = engine.capacity(&class(true)?, &[]);
+    assert!(matches!(refused, Err(Refusal::PoolFull { .. })), "{refused:?}");
+    let made = make(&engine, "more", true, Bytes::mib(4), false);
+    assert!(made.is_err_and(|error: Error| error.to_string().contains("too full")));
+    let _ = run("dd", ["if=/dev/urandom", "of=/dev/vg/thin", "bs=1M", "count=900", "oflag=direct,nonblock"]);
+    let thick = make(&engine, "thick", false, Bytes::mib(64), false)?;
+    lab.unplug(lab.serial(0))?;
+    let condition = lab.wait_for("the condition to be abnormal", || {
+        let condition = engine.condition(&thick);
+        condition.abnormal.then_some(condition)
+    })?;
+    assert!(condition.message.contains("missing"), "{}", condition.message);
+    lab.plug_back(lab.serial(0))?;
+    Ok(())
+}
+
+lab_test::main! {
+    every_filesystem_is_made_filled_grown_and_kept: Needs::disks(1, 2 * GIB),
+    a_volume_grown_while_nobody_uses_it_is_grown_at_the_next_mount: Needs::disks(1, 3 * GIB),
+    two_targets_of_one_volume_have_their_own_flags_in_any_order: Needs::disks(1, GIB),
+    differing_flags_and_occupied_targets_are_refused_by_name: Needs::disks(1, GIB),
+    block_devices_never_show_former_bytes: Needs::disks(1, 1400 * MIB),
+    whatever_is_on_a_volume_is_never_formatted: Needs::disks(1, 3 * GIB),
+    a_read_only_mount_makes_no_filesystem: Needs::disks(1, GIB),
+    a_used_volume_whose_filesystem_is_gone_is_not_formatted_again: Needs::disks(1, GIB),
+    volumes_of_topolvm_are_published_grown_and_removed: Needs::disks(1, 2 * GIB),
+    a_volume_of_ours_that_topolvm_formatted_and_filled_is_kept: Needs::disks(1, 2 * GIB),
+    copies_of_mounted_volumes_are_mounted_beside_them: Needs::disks(1, 2 * GIB),
+    thick_snapshots_keep_their_moment_and_hold_their_origin: Needs::disks(1, 2 * GIB),
+    stacked_mounts_and_dead_disks_are_unpublished: Needs::disks(1, GIB).faults(),
+    a_full_pool_and_a_lost_disk_are_told: Needs::disks(1, GIB).hotplug(),
+}
