@@ -18,6 +18,8 @@ use crate::units::Bytes;
 pub enum Next {
     /// Nothing: all is as wished.
     Done,
+    /// LVM is asked what is there, and then planned again: more must be known than is.
+    Look,
     /// This, and then plan again.
     Do(Box<Step>),
 }

@@ -285,10 +285,8 @@ impl Runner for Simulated {
 
 /// Gives room on disks to what has come, and takes it from what has gone.
 fn settle(before: &Group, after: &mut Group, changed: &LvName) {
-    if after.placed {
-        return;
-    }
     after.placed = true;
+    after.disks.clone_from(&before.disks);
     for (name, volume) in &before.volumes {
         if !after.volumes.contains_key(name) {
             for area in &volume.areas {

@@ -238,6 +238,10 @@ impl<R: Runner> Volumes<R> {
             let pool = |pool: &VolumePath| self.runner.pool(pool).ok().flatten();
             let step = match plan(Situation { inventory: &inventory, pool: &pool })? {
                 Next::Done => return Ok(()),
+                Next::Look => {
+                    self.forget(&at);
+                    continue;
+                }
                 Next::Do(step) => step,
             };
             if step.group() != at {

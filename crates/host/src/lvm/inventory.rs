@@ -56,7 +56,7 @@ pub struct Group {
     pub metadata: (Bytes, Bytes),
     /// Its disks.
     pub disks: Vec<Disk>,
-    /// Whether it is known which extents of which disk are taken, and not only how many of all.
+    /// Whether it is known how many extents of each disk are taken, and not only of all together.
     pub placed: bool,
     /// Its volumes, without LVM's internal parts.
     pub volumes: BTreeMap<LvName, Volume>,
@@ -116,7 +116,7 @@ pub struct Volume {
     pub active: bool,
     /// How far RAID images agree, in percent.
     pub synced: Option<f64>,
-    /// Where its own extents lie: disk or hidden volume, first and last extent.
+    /// Where its own extents lie; empty if that is not known, as after a change of ours.
     pub areas: Vec<Area>,
 }
 

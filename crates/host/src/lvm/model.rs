@@ -152,20 +152,24 @@ fn take(group: &mut Group, shape: Shape, extents: Extents, new: bool) -> Result<
     let metadata = if new { shape.metadata } else { Extents::ZERO };
     let cost = (shape.per_disk(extents) + metadata) * shape.disks;
     group.free = group.free - cost;
-    on_disks(group, |taken| taken + cost);
+    on_disks(group, shape, cost, |taken, cost| taken + cost);
     Ok(())
 }
 
-fn give(group: &mut Group, extents: Extents) {
-    group.free = group.free + extents;
-    on_disks(group, |taken| taken - extents);
+fn give(group: &mut Group, shape: Shape, cost: Extents) {
+    group.free = group.free + cost;
+    on_disks(group, shape, cost, |taken, cost| taken - cost);
 }
 
-/// Which extents it took only lvm2 knows, and with several disks also of which.
-fn on_disks(group: &mut Group, becomes: impl Fn(Extents) -> Extents) {
-    group.placed = false;
-    if let [disk] = group.disks.as_mut_slice() {
-        disk.taken = becomes(disk.taken);
+/// Of which disks it took them only lvm2 knows, unless it had to take as many of each.
+fn on_disks(group: &mut Group, shape: Shape, cost: Extents, becomes: impl Fn(Extents, Extents) -> Extents) {
+    let count = group.disks.len() as u64;
+    if count != shape.disks {
+        group.placed = false;
+        return;
+    }
+    for disk in &mut group.disks {
+        disk.taken = becomes(disk.taken, Extents(cost.0 / count));
     }
 }
 
@@ -217,8 +221,11 @@ fn remove(group: &mut Group, name: &LvName) -> Result<(), Failure> {
     }
     let extents = volume.size.in_extents(group.extent);
     match &volume.kind {
-        Kind::Thick(layout) => give(group, Shape::of_layout(layout).cost(extents)),
-        Kind::Cow { store, .. } => give(group, store.in_extents(group.extent)),
+        Kind::Thick(layout) => {
+            let shape = Shape::of_layout(layout);
+            give(group, shape, shape.cost(extents));
+        }
+        Kind::Cow { store, .. } => give(group, Shape::LINEAR, store.in_extents(group.extent)),
         Kind::Thin { .. } => {}
         Kind::Pool { .. } | Kind::Other(_) => {
             return Err(Failure::Unsupported(format!("{name} is not modelled")));

@@ -427,6 +427,7 @@ pub fn grow(
             }
             let room = group.path(&name);
             do_next(match zeroed {
+                Some(zeroed) if zeroed.areas.is_empty() => return Ok(Next::Look),
                 Some(zeroed) => match zero_rest(&room, zeroed, &Facts::of(zeroed)) {
                     Some(step) => step,
                     None => Step::Swap(Change::Remove { path: room }, extend(zeroed.areas.clone())),
