@@ -3,6 +3,8 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto/csi.proto");
     let files = protox::compile(["csi.proto"], ["proto"])?;
-    tonic_prost_build::configure().build_client(false).compile_fds(files)?;
+    tonic_prost_build::configure()
+        .build_client(std::env::var_os("CARGO_FEATURE_CLIENT").is_some())
+        .compile_fds(files)?;
     Ok(())
 }

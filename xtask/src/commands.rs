@@ -8,6 +8,7 @@ pub(crate) mod lab;
 pub(crate) mod setup;
 pub(crate) mod test;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -18,8 +19,12 @@ use crate::lab::runs::Run;
 use crate::lab::{Prepared, namespace};
 use crate::packages::machine;
 
-/// Makes a lab ready, with Kubernetes or without, and runs this command inside it.
-fn in_a_lab(name: &str, kubernetes: Option<Version>) -> Result<ExitCode> {
+/// Makes a lab ready, with Kubernetes or without and with whatever `more` puts there, and runs this command inside it.
+fn in_a_lab(
+    name: &str,
+    kubernetes: Option<Version>,
+    more: impl FnOnce(&Prepared, &Path) -> Result<()>,
+) -> Result<ExitCode> {
     machine::prepare(kubernetes.is_some())?;
     let cache = Cache::open()?;
     let run = Run::begin(name)?;
@@ -27,6 +32,7 @@ fn in_a_lab(name: &str, kubernetes: Option<Version>) -> Result<ExitCode> {
     if let Some(version) = kubernetes {
         prepared.with_cluster(&cache, &run.directory, version, &[])?;
     }
+    more(&prepared, &run.directory)?;
     prepared.save(&run.directory)?;
     let code = namespace::enter(&run.directory)?;
     if code != 0 {

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::process;
+use crate::{process, progress};
 
 /// The checkout's root.
 pub(crate) fn directory() -> &'static Path {
@@ -24,12 +24,26 @@ pub(crate) fn cargo() -> Command {
     cargo
 }
 
-/// Builds a program that runs inside a guest before there are libraries, and returns its path.
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+/// Builds a program that runs inside a guest, whatever libraries that has, and returns its path.
 pub(crate) fn build_static(package: &str) -> Result<PathBuf> {
-    const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+    Ok(build_for_guests(package, &[])?.join(package))
+}
+
+/// Builds an example of a package's in the same way.
+pub(crate) fn build_static_example(package: &str, example: &str) -> Result<PathBuf> {
+    Ok(build_for_guests(package, &["--example", example])?.join("examples").join(example))
+}
+
+fn build_for_guests(package: &str, what: &[&str]) -> Result<PathBuf> {
+    let step = progress::step(format!("building {package}"));
     let mut build = cargo();
-    build.args(["build", "--quiet", "--package", package, "--profile", "guest", "--target", TRIPLE]);
+    build
+        .args(["build", "--quiet", "--package", package, "--profile", "guest", "--target", TRIPLE])
+        .args(what);
     build.arg("--config").arg(format!("target.{TRIPLE}.rustflags=['-Ctarget-feature=+crt-static']"));
     process::run(&mut build).with_context(|| format!("{package} could not be built"))?;
-    Ok(target().join(TRIPLE).join("guest").join(package))
+    step.done();
+    Ok(target().join(TRIPLE).join("guest"))
 }

@@ -38,7 +38,7 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     // Read before the run, which may write the same file.
     let old = options.compare.as_ref().map(|path| bench::read(path)).transpose()?;
     let with_kubernetes = benches.iter().any(|bench| bench.needs_kubernetes());
-    let code = super::in_a_lab("bench", with_kubernetes.then(Version::default))?;
+    let code = super::in_a_lab("bench", with_kubernetes.then(Version::default), |_, _| Ok(()))?;
     if code != ExitCode::SUCCESS {
         return Ok(code);
     }

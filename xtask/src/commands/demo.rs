@@ -1,63 +1,52 @@
-//! `cargo xtask demo`: the main job, shown end to end.
+//! `cargo xtask demo`: the main job, shown end to end: `lvms standalone` in a machine with real LVM, and the whole life
+//! of a volume.
 
 use std::process::ExitCode;
-use std::time::Instant;
 
-use anyhow::Result;
-use lab_protocol::disk::{Disk, GIB, link_by_id};
+use anyhow::{Result, ensure};
+use lab_protocol::agent::{Ended, FromGuest};
+use lab_protocol::disk::{Disk, GIB};
 
-use crate::cluster::programs::Version;
-use crate::cluster::{Cluster, Options};
+use crate::guest::{Guest, Spec};
 use crate::lab::{Lab, Prepared};
-use crate::progress;
+use crate::{driver, progress};
+
+const CONFIGURATION: &str = "\
+device-classes:
+  - {name: thick, volume-group: demo, default: true, spare-gb: 1}
+  - {name: thin, volume-group: demo, type: thin, thin-pool: {name: pool, overprovision-ratio: 5}}
+";
 
 /// Enters a lab.
 pub(crate) fn outside() -> Result<ExitCode> {
-    super::in_a_lab("demo", Some(Version::default()))
+    super::in_a_lab("demo", None, |prepared, run| {
+        driver::share(prepared, run)?;
+        driver::share_example(prepared, run, "volume")
+    })
 }
 
 /// Shows it.
 pub(crate) fn inside() -> Result<ExitCode> {
     let prepared = Prepared::load()?;
     let lab = Lab::start(&prepared)?;
-    println!("\n1. A machine with its own kernel boots, and joins a Kubernetes cluster.");
-    let cluster = Cluster::start(&lab, prepared.programs()?, &Options::nodes(1))?;
-    show(&cluster).inspect_err(|_| cluster.collect_logs())?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn show(cluster: &Cluster) -> Result<()> {
-    let node = &cluster.nodes()[0];
-    print!("{}", cluster.kubectl(["get", "nodes", "-o", "wide"])?);
-
-    println!("\n2. A disk is plugged in; LVM makes a volume group and a thin pool of it.");
-    let began = Instant::now();
-    node.guest.plug_new(Disk::new(20 * GIB).serial("demo"))?;
-    let disk = link_by_id("demo");
-    let script = format!(
-        "until [ -b {disk} ]; do udevadm settle; done
-         vgcreate demo {disk}
-         lvcreate --type thin-pool --name pool --extents 80%FREE demo
-         lvcreate --virtualsize 5G --name volume --thinpool demo/pool
-         lvs -o lv_name,lv_size,pool_lv,data_percent demo"
+    let step = progress::step("a machine with a kernel and a disk of its own boots");
+    let guest = Guest::boot(&lab, Spec::new("demo"), vec![lab.new_disk(Disk::new(20 * GIB))?])?;
+    guest.script("vgcreate demo /dev/sda; lvcreate --type thin-pool --name pool --size 10G demo").run()?;
+    step.done();
+    println!("\nThe configuration, lvmd.yaml:\n\n{CONFIGURATION}");
+    println!("What `lvms check` says of it and of this machine:\n");
+    guest.put("/run/lvmd.yaml", 0o644, CONFIGURATION)?;
+    println!("{}", guest.command(["/lab/lvms", "check", "/run/lvmd.yaml"]).run()?.text());
+    driver::start(&guest, "/lab/lvms", "")?;
+    println!("\n`lvms standalone --config lvmd.yaml --endpoint unix://{}` serves.", driver::SOCKET);
+    let shown = guest.command(["/lab/volume", driver::SOCKET]).follow(|frame| match frame {
+        FromGuest::Stdout(text) | FromGuest::Stderr(text) => print!("{}", String::from_utf8_lossy(text)),
+        FromGuest::Ended(_) => {}
+    })?;
+    driver::keep_log(&guest, "lvms.log");
+    ensure!(shown.ended == Ended::Exited(0), "the demo ended with {:?}", shown.ended);
+    println!(
+        "\nThat was lvms. `docs/standalone.md` tells how to use it; `cargo xtask lab up` starts a lab to play with."
     );
-    println!("{}", node.guest.script(&script).run()?.text());
-    println!("({})", progress::seconds(began.elapsed()));
-
-    println!("\n3. A pod runs on the node.");
-    let began = Instant::now();
-    cluster.kubectl([
-        "run",
-        "hello",
-        "--image=lab.lvms.io/busybox:1",
-        "--image-pull-policy=Never",
-        "--restart=Never",
-    ])?;
-    cluster
-        .wait_for("the pod to run", || Ok(cluster.get(["pod", "hello"])?["status"]["phase"] == "Running"))?;
-    print!("{}", cluster.kubectl(["get", "pod", "hello", "-o", "wide"])?);
-    print!("{}", cluster.kubectl(["exec", "hello", "--", "echo", "hello from a pod in the lab"])?);
-    println!("({})", progress::seconds(began.elapsed()));
-    println!("\nThat was the lab. `cargo xtask lab up` starts one to play with.");
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

@@ -13,7 +13,7 @@ use crate::lab::runs::Run;
 use crate::lab::{Lab, Prepared};
 use crate::packages::machine;
 use crate::suites::{self, Lane, Results, Suite, cluster, host, lab, sanity, topolvm, unit};
-use crate::{peers, workspace};
+use crate::{driver, peers};
 
 /// Which tests.
 #[derive(Args)]
@@ -122,7 +122,7 @@ fn prepare(
         }
     }
     if suites.contains(&Suite::Sanity) {
-        prepared.share(&run.directory, &workspace::build_static("lvms")?)?;
+        driver::share(&prepared, &run.directory)?;
         prepared.share(&run.directory, &peers::csi_sanity(cache)?)?;
     }
     if suites.iter().any(|suite| suite.needs_kubernetes()) {

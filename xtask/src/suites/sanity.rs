@@ -13,7 +13,7 @@ use lab_protocol::disk::{Disk, GIB};
 use super::{Results, Suite, matches};
 use crate::guest::{Guest, Spec};
 use crate::lab::Lab;
-use crate::process;
+use crate::{driver, process};
 
 /// Capabilities that lvms lacks on purpose; csi-sanity skips their specs by itself.
 const SKIPPED: &str = include_str!("sanity/skipped.txt");
@@ -59,9 +59,7 @@ pub(crate) fn run(lab: &Arc<Lab>, filter: &str, results: &mut Results) {
             }
         }
     }
-    if let Ok(log) = guest.command(["cat", "/run/lvms.log"]).output() {
-        let _ = fs::write("lvms-standalone.log", log.stdout);
-    }
+    driver::keep_log(&guest, "lvms-standalone.log");
 }
 
 fn start(lab: &Arc<Lab>) -> Result<Arc<Guest>> {
@@ -79,13 +77,7 @@ fn start(lab: &Arc<Lab>) -> Result<Arc<Guest>> {
     guest.put("/run/lvmd.yaml", 0o644, CONFIGURATION)?;
     let checked = guest.command(["/lab/lvms", "check", "/run/lvmd.yaml"]).run()?.text();
     fs::write("lvms-check.log", checked)?;
-    guest
-        .script(
-            "setsid /lab/lvms standalone --config /run/lvmd.yaml --endpoint unix:///run/csi.sock \\
-                --node-id sanity </dev/null >/run/lvms.log 2>&1 &
-             until [ -S /run/csi.sock ]; do kill -0 $! || { cat /run/lvms.log; exit 1; }; sleep 0.1; done",
-        )
-        .run()?;
+    driver::start(&guest, "/lab/lvms", "--node-id sanity")?;
     Ok(guest)
 }
 
@@ -99,7 +91,7 @@ fn sanity(guest: &Guest, class: &str, access: &str) -> Result<()> {
         "/lab/csi-sanity".to_owned(),
         "--ginkgo.no-color".into(),
         format!("--ginkgo.json-report={directory}/report.json"),
-        "--csi.endpoint=/run/csi.sock".into(),
+        format!("--csi.endpoint={}", driver::SOCKET),
         format!("--csi.mountdir={directory}/mounts"),
         format!("--csi.stagingdir={directory}/staging"),
         format!("--csi.testvolumeparameters={parameters}"),
