@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use super::process::{ProcessError, Program};
 use super::{crash, device};
 use crate::filesystem::superblock::{self, Bytewise};
 use crate::filesystem::{Content, Filesystem};
+use crate::lvm::inventory::DeviceNumber;
 use crate::mount::{self, Flags, Mount};
 use crate::units::Bytes;
 
@@ -52,8 +53,19 @@ pub enum ProbeError {
 impl Linux {
     /// All mounts of the host.
     pub fn mounts(&self) -> io::Result<Vec<Mount>> {
-        let text = self.on_host(|| fs::read_to_string("/proc/thread-self/mountinfo"))??;
-        Ok(mount::parse(&text))
+        self.on_host(|| {
+            let mut mounts = mount::parse(&fs::read_to_string("/proc/thread-self/mountinfo")?);
+            // A btrfs has a number of its own there, which no device has.
+            for mount in
+                mounts.iter_mut().filter(|mount| mount.device.major == 0 && mount.source.starts_with("/dev/"))
+            {
+                if let Ok(node) = fs::metadata(&mount.source) {
+                    let (major, minor) = (rustix::fs::major(node.rdev()), rustix::fs::minor(node.rdev()));
+                    mount.device = DeviceNumber { major, minor };
+                }
+            }
+            Ok(mounts)
+        })?
     }
 
     /// Looks what is on a device. Only an empty answer of two tools, on a device that can be read, is "nothing".
@@ -205,8 +217,7 @@ impl Linux {
     }
 
     /// Whether this place is a block device with this number.
-    pub fn is_device(&self, target: &Path, number: crate::lvm::inventory::DeviceNumber) -> io::Result<bool> {
-        use std::os::unix::fs::MetadataExt;
+    pub fn is_device(&self, target: &Path, number: DeviceNumber) -> io::Result<bool> {
         self.on_host(|| match fs::symlink_metadata(target) {
             Ok(metadata) => {
                 let here = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
