@@ -121,8 +121,10 @@ fn prepare(
             prepared.share_test(&run.directory, binary)?;
         }
     }
-    if suites.contains(&Suite::Sanity) {
+    if suites.contains(&Suite::Host) || suites.contains(&Suite::Sanity) {
         driver::share(&prepared, &run.directory)?;
+    }
+    if suites.contains(&Suite::Sanity) {
         prepared.share(&run.directory, &peers::csi_sanity(cache)?)?;
     }
     if suites.iter().any(|suite| suite.needs_kubernetes()) {
