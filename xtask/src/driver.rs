@@ -17,6 +17,11 @@ pub(crate) fn share(prepared: &Prepared, run: &Path) -> Result<()> {
     prepared.share(run, &workspace::build_static("lvms")?).map(drop)
 }
 
+/// Puts the build that ends itself at given points where guests see it, as `/lab/lvms-crash`.
+pub(crate) fn share_with_crash_points(prepared: &Prepared, run: &Path) -> Result<()> {
+    prepared.share_as(run, &workspace::build_with_crash_points()?, Path::new("lvms-crash"))
+}
+
 /// Puts one of its examples where guests see it.
 pub(crate) fn share_example(prepared: &Prepared, run: &Path, name: &str) -> Result<()> {
     prepared.share(run, &workspace::build_static_example("lvms", name)?).map(drop)

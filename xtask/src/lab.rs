@@ -78,9 +78,15 @@ impl Prepared {
     /// Puts a program where every guest sees it, under `/lab`.
     pub(crate) fn share(&self, run: &Path, program: &Path) -> Result<PathBuf> {
         let name = program.file_name().context("a program has a name")?;
+        self.share_as(run, program, Path::new(name))?;
+        Ok(PathBuf::from(name))
+    }
+
+    /// The same, under another name.
+    pub(crate) fn share_as(&self, run: &Path, program: &Path, name: &Path) -> Result<()> {
         let shared = run.join("share").join(name);
         fs::copy(program, &shared).with_context(|| program.display().to_string())?;
-        Ok(PathBuf::from(name))
+        Ok(())
     }
 
     /// Shares a test binary.

@@ -2,6 +2,7 @@
 //!
 //! - [`unit`]: cargo's own, on this machine.
 //! - [`host`]: test binaries that run in guests.
+//! - `crash`: those of them that kill the driver at every point. They take so long that they run only by name.
 //! - [`lab`]: the lab itself.
 //! - [`sanity`]: csi-sanity against the standalone driver.
 //! - [`cluster`]: a Kubernetes with three nodes.
@@ -46,6 +47,7 @@ impl Lane {
 pub(crate) enum Suite {
     Unit,
     Host,
+    Crash,
     Lab,
     Sanity,
     Cluster,
@@ -56,7 +58,7 @@ impl Suite {
     /// Whether it needs Kubernetes' programs.
     pub(crate) fn needs_kubernetes(self) -> bool {
         match self {
-            Suite::Unit | Suite::Host | Suite::Lab | Suite::Sanity => false,
+            Suite::Unit | Suite::Host | Suite::Crash | Suite::Lab | Suite::Sanity => false,
             Suite::Cluster | Suite::Topolvm => true,
         }
     }
@@ -66,15 +68,20 @@ impl Suite {
         self.needs_kubernetes() || self == Suite::Sanity
     }
 
+    /// Whether it needs the binaries of tests that run in guests.
+    pub(crate) fn needs_test_binaries(self) -> bool {
+        matches!(self, Suite::Host | Suite::Crash | Suite::Lab)
+    }
+
     /// The lab in which it runs.
     pub(crate) fn lane(self) -> Lane {
         match self {
-            Suite::Unit | Suite::Host | Suite::Lab | Suite::Cluster => Lane::Guests,
+            Suite::Unit | Suite::Host | Suite::Crash | Suite::Lab | Suite::Cluster => Lane::Guests,
             Suite::Sanity | Suite::Topolvm => Lane::Drivers,
         }
     }
 
-    /// In the order in which they run: the quick ones first.
+    /// Those that run unless others are named, the quick ones first.
     pub(crate) const ALL: [Suite; 6] =
         [Suite::Unit, Suite::Host, Suite::Lab, Suite::Sanity, Suite::Cluster, Suite::Topolvm];
 
@@ -83,6 +90,7 @@ impl Suite {
         match self {
             Suite::Unit => "unit",
             Suite::Host => "host",
+            Suite::Crash => "crash",
             Suite::Lab => "lab",
             Suite::Sanity => "sanity",
             Suite::Cluster => "cluster",
@@ -92,8 +100,9 @@ impl Suite {
 
     /// The suite of this name.
     pub(crate) fn named(name: &str) -> Result<Suite> {
-        let known = Suite::ALL.map(Suite::name).join(", ");
-        let found = Suite::ALL.into_iter().find(|suite| suite.name() == name);
+        let all = || Suite::ALL.into_iter().chain([Suite::Crash]);
+        let known = all().map(Suite::name).collect::<Vec<_>>().join(", ");
+        let found = all().find(|suite| suite.name() == name);
         found.with_context(|| format!("there is no suite {name:?}: use one of {known}"))
     }
 }
@@ -110,6 +119,9 @@ mod tests {
     #[test]
     fn an_unknown_suite_is_refused_with_the_names_of_all() {
         let error = Suite::named("hots").unwrap_err().to_string();
-        assert_eq!(error, "there is no suite \"hots\": use one of unit, host, lab, sanity, cluster, topolvm");
+        assert_eq!(
+            error,
+            "there is no suite \"hots\": use one of unit, host, lab, sanity, cluster, topolvm, crash"
+        );
     }
 }

@@ -36,6 +36,14 @@ pub(crate) fn build_static_example(package: &str, example: &str) -> Result<PathB
     Ok(build_for_guests(package, &["--example", example])?.join("examples").join(example))
 }
 
+/// Builds the driver with points at which it ends itself, apart from the one without.
+pub(crate) fn build_with_crash_points() -> Result<PathBuf> {
+    let apart = target().join("crash-points");
+    let place = apart.display().to_string();
+    build_for_guests("lvms", &["--features", "crash-points", "--target-dir", &place])?;
+    Ok(apart.join(TRIPLE).join("guest").join("lvms"))
+}
+
 fn build_for_guests(package: &str, what: &[&str]) -> Result<PathBuf> {
     let step = progress::step(format!("building {package}"));
     let mut build = cargo();

@@ -65,7 +65,7 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
         lab::run_outside(filter, &mut results)?;
     }
     let mut binaries = Vec::new();
-    if suites.contains(&Suite::Host) || suites.contains(&Suite::Lab) {
+    if suites.iter().any(|suite| suite.needs_test_binaries()) {
         binaries = host::build()?;
     }
     let mut labs = Vec::new();
@@ -116,13 +116,16 @@ fn prepare(
 ) -> Result<Run> {
     let run = Run::begin(lane.name())?;
     let mut prepared = Prepared::make(cache, &run.directory)?;
-    if suites.contains(&Suite::Host) || suites.contains(&Suite::Lab) {
+    if suites.iter().any(|suite| suite.needs_test_binaries()) {
         for binary in binaries {
             prepared.share_test(&run.directory, binary)?;
         }
     }
     if suites.contains(&Suite::Host) || suites.contains(&Suite::Sanity) {
         driver::share(&prepared, &run.directory)?;
+    }
+    if suites.contains(&Suite::Crash) {
+        driver::share_with_crash_points(&prepared, &run.directory)?;
     }
     if suites.contains(&Suite::Sanity) {
         prepared.share(&run.directory, &peers::csi_sanity(cache)?)?;
@@ -153,7 +156,7 @@ pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
     let run = |suite: Suite, results: &mut Results| -> Result<()> {
         match suite {
             Suite::Unit => {}
-            Suite::Host => host::run(&started, &prepared.tests, filter, results)?,
+            Suite::Host | Suite::Crash => host::run(&started, &prepared.tests, suite, filter, results)?,
             Suite::Lab => lab::run_inside(&started, filter, results),
             Suite::Sanity => sanity::run(&started, filter, results),
             Suite::Cluster => cluster::run(&started, prepared.programs()?, filter, results),
@@ -176,7 +179,7 @@ fn list(suites: &[Suite], filter: &str) -> Result<ExitCode> {
     for suite in suites {
         let names = match suite {
             Suite::Unit => unit::list()?,
-            Suite::Host => host::list()?,
+            Suite::Host | Suite::Crash => host::list(*suite)?,
             Suite::Lab => lab::list(),
             Suite::Sanity => sanity::list(),
             Suite::Cluster => cluster::list(),

@@ -23,7 +23,7 @@ use crate::lab::Lab;
 use crate::{process, progress, workspace};
 
 /// A test may take this long, boots included; it is killed then and has failed.
-const LIMIT: Duration = Duration::from_secs(900);
+const LIMIT: Duration = Duration::from_secs(1800);
 
 /// Set for a test and, by inheritance, for all that it starts and may leave behind.
 const MARK: &str = "LAB_TEST";
@@ -58,12 +58,8 @@ pub(crate) fn build() -> Result<Vec<PathBuf>> {
 }
 
 /// Their names.
-pub(crate) fn list() -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    for binary in build()? {
-        names.extend(tests_of(&binary)?.into_iter().map(|test| full_name(&binary, &test.name)));
-    }
-    Ok(names)
+pub(crate) fn list(suite: Suite) -> Result<Vec<String>> {
+    Ok(cases(&build()?, suite, "")?.into_iter().map(|case| case.name).collect())
 }
 
 fn tests_of(binary: &Path) -> Result<Vec<Listed>> {
@@ -85,13 +81,18 @@ struct Case {
     test: Listed,
 }
 
+/// The suite that a test belongs to, by the name of its binary.
+fn suite_of(name: &str) -> Suite {
+    if name.starts_with("crash::") { Suite::Crash } else { Suite::Host }
+}
+
 /// The tests of these binaries that are asked for.
-fn cases(binaries: &[PathBuf], filter: &str) -> Result<Vec<Case>> {
+fn cases(binaries: &[PathBuf], suite: Suite, filter: &str) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for binary in binaries {
         for test in tests_of(binary)? {
             let name = full_name(binary, &test.name);
-            if matches(&name, filter) {
+            if matches(&name, filter) && suite_of(&name) == suite {
                 cases.push(Case { binary: binary.clone(), name, test });
             }
         }
@@ -100,12 +101,18 @@ fn cases(binaries: &[PathBuf], filter: &str) -> Result<Vec<Case>> {
 }
 
 /// Runs them in guests.
-pub(crate) fn run(lab: &Arc<Lab>, binaries: &[PathBuf], filter: &str, results: &mut Results) -> Result<()> {
+pub(crate) fn run(
+    lab: &Arc<Lab>,
+    binaries: &[PathBuf],
+    suite: Suite,
+    filter: &str,
+    results: &mut Results,
+) -> Result<()> {
     let shared_binaries: Vec<PathBuf> = binaries.iter().map(|binary| lab.share.join(binary)).collect();
     let elsewhere = native::wanted()?;
     let mut shared: BTreeMap<Surroundings, Vec<Case>> = BTreeMap::new();
     let mut alone = Vec::new();
-    for case in cases(&shared_binaries, filter)? {
+    for case in cases(&shared_binaries, suite, filter)? {
         let needs = &case.test.needs;
         if elsewhere && !needs.only_a_guest_will_do() {
             continue;
@@ -117,10 +124,10 @@ pub(crate) fn run(lab: &Arc<Lab>, binaries: &[PathBuf], filter: &str, results: &
         }
     }
     for (surroundings, cases) in shared {
-        run_in_one_guest(lab, surroundings, &cases, results);
+        run_in_one_guest(lab, suite, surroundings, &cases, results);
     }
     for case in alone {
-        results.run(Suite::Host.name(), &case.name, || {
+        results.run(suite.name(), &case.name, || {
             let guest = boot(lab, case.test.needs.surroundings, true)?;
             run_case(lab, &guest, &case)
         });
@@ -128,11 +135,17 @@ pub(crate) fn run(lab: &Arc<Lab>, binaries: &[PathBuf], filter: &str, results: &
     Ok(())
 }
 
-fn run_in_one_guest(lab: &Arc<Lab>, surroundings: Surroundings, cases: &[Case], results: &mut Results) {
+fn run_in_one_guest(
+    lab: &Arc<Lab>,
+    suite: Suite,
+    surroundings: Surroundings,
+    cases: &[Case],
+    results: &mut Results,
+) {
     let mut guest: Option<Arc<Guest>> = None;
     for case in cases {
         let mut tidy = Ok(());
-        let passed = results.run(Suite::Host.name(), &case.name, || {
+        let passed = results.run(suite.name(), &case.name, || {
             let guest = match &guest {
                 Some(guest) => guest,
                 None => guest.insert(boot(lab, surroundings, false)?),

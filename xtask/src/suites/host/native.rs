@@ -42,7 +42,9 @@ pub(crate) fn wanted() -> Result<bool> {
 
 /// Runs what can run here. `scratch` is a directory for the disks' bytes.
 pub(crate) fn run(binaries: &[PathBuf], scratch: &Path, filter: &str, results: &mut Results) -> Result<()> {
-    for case in cases(binaries, filter)?.iter().filter(|case| !case.test.needs.only_a_guest_will_do()) {
+    for case in
+        cases(binaries, Suite::Host, filter)?.iter().filter(|case| !case.test.needs.only_a_guest_will_do())
+    {
         results.run(Suite::Host.name(), &format!("{} (native)", case.name), || run_case(case, scratch));
     }
     Ok(())
