@@ -1,5 +1,6 @@
 //! This Linux host: its disks, LVM, filesystems and mounts. Knows neither Kubernetes nor gRPC.
 
+pub mod attention;
 pub mod desired;
 pub mod dm;
 pub mod facts;

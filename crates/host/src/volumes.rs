@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::desired::DeviceClass;
 use crate::facts::Facts;
+use crate::lvm::inventory::Kind;
 use crate::lvm::shape::Shape;
 use crate::lvm::{Change, Failure, Group, Inventory, Volume, model};
 use crate::names::{LvName, VgName, VolumePath};
@@ -200,6 +201,27 @@ impl<R: Runner> Volumes<R> {
             }
             Ok(Next::Do(Box::new(Step::Change(Change::Activate { path: path.clone() }))))
         })
+    }
+
+    /// Extends the store of a copy-on-write snapshot once.
+    pub fn extend_store(self: &Arc<Self>, snapshot: &VolumePath) -> Result<(), Error> {
+        let inventory = self.inventory();
+        let now = match inventory.volume(snapshot).map(|volume| &volume.kind) {
+            Some(Kind::Cow { store, .. }) => *store,
+            _ => return Err(Refusal::NoVolume(snapshot.clone()).into()),
+        };
+        let groups = [snapshot.group.clone()];
+        let enough = now + Bytes(1);
+        self.settle(snapshot, &groups, false, None, |situation| {
+            volume::extend_store(situation, snapshot, enough)
+        })
+    }
+
+    /// Like [`Volumes::look`], while nobody of us changes the group.
+    pub fn look_in_turn(&self, group: &VgName) -> Result<(), Error> {
+        let queue = self.queue(group);
+        let _turn = queue.turn(None)?;
+        self.look(group)
     }
 
     /// The largest new volume that a class admits; nothing whenever one would be refused.

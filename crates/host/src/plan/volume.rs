@@ -178,6 +178,31 @@ fn store(group: &Group, origin: &Volume) -> Extents {
     fifth.min(whole).max(Extents(1))
 }
 
+/// A store that is so full is extended, in percent.
+pub const FULL_ENOUGH: f64 = 70.0;
+
+/// The step that extends the store of a snapshot by as much as it had at first. What is spare is not spared: a snapshot
+/// that overflows is lost.
+pub fn extend_store(situation: Situation<'_>, snapshot: &VolumePath, enough: Bytes) -> Result<Next, Refusal> {
+    let missing = || Refusal::NoVolume(snapshot.clone());
+    let group = situation.inventory.groups.get(&snapshot.group).ok_or_else(missing)?;
+    let Kind::Cow { origin, store: now } = &group.volumes.get(&snapshot.volume).ok_or_else(missing)?.kind
+    else {
+        return Err(Refusal::NotAVolume(snapshot.clone()));
+    };
+    if *now >= enough {
+        return Ok(Next::Done);
+    }
+    let origin = group.volumes.get(origin).ok_or_else(missing)?;
+    let wanted = store(group, origin);
+    if group.free < Extents(1) {
+        let (free, wanted) = (Bytes::ZERO, wanted.bytes(group.extent));
+        return Err(Refusal::NoSpace { place: format!("volume group {}", group.name), free, wanted });
+    }
+    let extents = now.in_extents(group.extent) + wanted.min(group.free);
+    done_by(Change::Extend { path: snapshot.clone(), extents, from: Vec::new() })
+}
+
 fn begin(
     situation: Situation<'_>,
     wish: &Wish<'_>,

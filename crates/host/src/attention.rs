@@ -1,0 +1,139 @@
+//! What happens without us: others change a group, and snapshots fill.
+//!
+//! One thread listens to the kernel's events of block devices. After some it looks at the groups' sequence numbers; only
+//! a group that has really changed costs a report. Device-mapper tells of a copy-on-write snapshot only when it is lost,
+//! so while there are such, their fill is looked at by ioctl, and a store is extended long before it is full.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+
+use crate::desired::{ClassKind, Desired, DeviceClass};
+use crate::dm::Cow;
+use crate::lvm::inventory::Kind;
+use crate::names::VolumePath;
+use crate::plan::volume::FULL_ENOUGH;
+use crate::runner::{Linux, Runner};
+use crate::volumes::Volumes;
+
+/// Events come in swarms: after the first one, others are awaited this long.
+const SWARM: Duration = Duration::from_millis(200);
+
+/// How often stores are looked at while there are any.
+const WHILE_FILLING: Duration = Duration::from_secs(2);
+
+/// How often sequence numbers are read though nothing was heard: where no udev runs, a change of metadata alone is
+/// silent.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Follows what happens, in a thread of its own, for ever. `desired` tells which groups concern us.
+pub fn follow(
+    volumes: &Arc<Volumes<Linux>>,
+    desired: impl Fn() -> Arc<Desired> + Send + 'static,
+) -> io::Result<()> {
+    let events = listen()?;
+    let volumes = Arc::clone(volumes);
+    std::thread::Builder::new().name("attention".into()).spawn(move || {
+        loop {
+            let limit = if stores(&volumes).is_empty() { SILENCE } else { WHILE_FILLING };
+            if let Err(error) = heard(&events, limit) {
+                tracing::warn!(%error, "the kernel's events cannot be heard: groups are looked at now and then");
+                std::thread::sleep(WHILE_FILLING);
+            }
+            let desired = desired();
+            for group in desired.groups() {
+                if let Err(error) = volumes.look_in_turn(group) {
+                    tracing::warn!(group = %group, %error, "a volume group cannot be looked at");
+                }
+            }
+            extend_stores(&volumes, &desired);
+        }
+    })?;
+    Ok(())
+}
+
+fn listen() -> io::Result<OwnedFd> {
+    /// The kernel's own events; those of udev are another group.
+    const KERNEL: u32 = 1;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let protocol = Some(netlink::KOBJECT_UEVENT);
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, protocol)?;
+    bind(&socket, &SocketAddrNetlink::new(0, KERNEL))?;
+    Ok(socket)
+}
+
+/// Waits for events of block devices, until they are over or the time is.
+fn heard(events: &OwnedFd, limit: Duration) -> io::Result<()> {
+    let mut limit = limit;
+    loop {
+        let timeout = Timespec::try_from(limit).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(events, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return Ok(()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if drain(events)? {
+            limit = SWARM;
+        }
+    }
+}
+
+/// Takes all events; says whether one was of a block device.
+fn drain(events: &OwnedFd) -> io::Result<bool> {
+    let mut block = false;
+    let mut buffer = [0; 8192];
+    loop {
+        match recv(events, &mut buffer[..], RecvFlags::empty()) {
+            Ok((length, _)) => {
+                let mut words = buffer[..length.min(8192)].split(|byte| *byte == 0);
+                block |= words.any(|word| word == b"SUBSYSTEM=block");
+            }
+            Err(Errno::AGAIN) => return Ok(block),
+            // Some were lost: something has happened.
+            Err(Errno::NOBUFS) => block = true,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Copy-on-write snapshots that are active.
+fn stores(volumes: &Volumes<Linux>) -> Vec<VolumePath> {
+    let inventory = volumes.inventory();
+    let groups = inventory.groups.values();
+    let snapshots = groups.flat_map(|group| {
+        let cows =
+            group.volumes.values().filter(|volume| volume.active && matches!(volume.kind, Kind::Cow { .. }));
+        cows.map(|volume| group.path(&volume.name)).collect::<Vec<_>>()
+    });
+    snapshots.collect()
+}
+
+fn extend_stores(volumes: &Arc<Volumes<Linux>>, desired: &Desired) {
+    for snapshot in stores(volumes) {
+        let thick =
+            |class: &&DeviceClass| matches!(class.kind, ClassKind::Thick) && class.group == snapshot.group;
+        if !desired.classes.iter().any(|class| thick(&class)) {
+            continue;
+        }
+        match volumes.runner().cow(&snapshot) {
+            Ok(Some(Cow::Valid(fill))) if fill.percent() >= FULL_ENOUGH => {
+                tracing::info!(snapshot = %snapshot, percent = fill.percent(), "a snapshot's store is extended");
+                if let Err(error) = volumes.extend_store(&snapshot) {
+                    tracing::error!(snapshot = %snapshot, %error, "a snapshot's store cannot be extended: it will be lost");
+                }
+            }
+            Ok(Some(Cow::Invalid)) => {
+                tracing::error!(snapshot = %snapshot, "a snapshot has overflowed and is lost");
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(snapshot = %snapshot, %error, "a snapshot cannot be looked at"),
+        }
+    }
+}
