@@ -28,6 +28,9 @@ const SWARM: Duration = Duration::from_millis(200);
 /// How often stores are looked at while there are any.
 const WHILE_FILLING: Duration = Duration::from_secs(2);
 
+/// So often is looked after events: LVM removes a device before it writes that the volume is gone.
+const AFTERWARDS: u32 = 5;
+
 /// How often sequence numbers are read though nothing was heard: where no udev runs, a change of metadata alone is
 /// silent.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -40,11 +43,16 @@ pub fn follow(
     let events = listen()?;
     let volumes = Arc::clone(volumes);
     std::thread::Builder::new().name("attention".into()).spawn(move || {
+        let mut afterwards = 0;
         loop {
-            let limit = if stores(&volumes).is_empty() { SILENCE } else { WHILE_FILLING };
-            if let Err(error) = heard(&events, limit) {
-                tracing::warn!(%error, "the kernel's events cannot be heard: groups are looked at now and then");
-                std::thread::sleep(WHILE_FILLING);
+            let quiet = afterwards == 0 && stores(&volumes).is_empty();
+            match heard(&events, if quiet { SILENCE } else { WHILE_FILLING }) {
+                Ok(true) => afterwards = AFTERWARDS,
+                Ok(false) => afterwards = afterwards.saturating_sub(1),
+                Err(error) => {
+                    tracing::warn!(%error, "the kernel's events cannot be heard: groups are looked at now and then");
+                    std::thread::sleep(WHILE_FILLING);
+                }
             }
             let desired = desired();
             for group in desired.groups() {
@@ -68,18 +76,18 @@ fn listen() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Waits for events of block devices, until they are over or the time is.
-fn heard(events: &OwnedFd, limit: Duration) -> io::Result<()> {
-    let mut limit = limit;
+/// Waits for events of block devices, until they are over or the time is; says whether there were any.
+fn heard(events: &OwnedFd, limit: Duration) -> io::Result<bool> {
+    let (mut limit, mut any) = (limit, false);
     loop {
         let timeout = Timespec::try_from(limit).map_err(io::Error::other)?;
         match poll(&mut [PollFd::new(events, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) => return Ok(()),
+            Ok(0) => return Ok(any),
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         if drain(events)? {
-            limit = SWARM;
+            (limit, any) = (SWARM, true);
         }
     }
 }
