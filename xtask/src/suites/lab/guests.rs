@@ -155,7 +155,9 @@ fn sanlock_and_lvmlockd_start_on_a_shared_disk(lab: &Arc<Lab>) -> Result<()> {
 fn tests_run_on_the_machines_own_kernel_if_asked(lab: &Arc<Lab>) -> Result<()> {
     let guest = Guest::boot(lab, Spec { memory_mib: 2048, state: true, ..Spec::new("guest") }, Vec::new())?;
     let script = r#"modprobe -a dm_mod loop
-        mkdir /state/scratch; /lab/xtask native-tests /state/scratch $(ls -d /lab/*-*)
+        mkdir /state/scratch; /lab/xtask native-tests /state/scratch /lab/lvm-* /lab/filesystems-* /lab/disks-*
+        # A loop device that udev is looking at goes a moment later.
+        for moment in $(seq 600); do [ -z "$(losetup --list)" ] && break; sleep 0.1; done
         losetup --list; dmsetup ls"#;
     let ran = guest.script(script).env("LVMS_LAB", "native").limit(Duration::from_secs(600)).run()?;
     let said = ran.text();
