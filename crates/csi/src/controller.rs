@@ -151,8 +151,8 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
         let parameters = request.parameters.into_iter().collect();
         let held = self.locks.hold(&name, deadline).await?;
         let new = NewVolume { name, size, access, parameters, source };
-        let volume = self.volumes.create(new, deadline).await?;
-        drop(held);
+        let volumes = Arc::clone(&self.volumes);
+        let volume = held.to_the_end(async move { volumes.create(new, deadline).await }).await?;
         Ok(Response::new(proto::CreateVolumeResponse { volume: Some(self.volume(&volume)) }))
     }
 
@@ -162,8 +162,8 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
     ) -> Result<Response<proto::DeleteVolumeResponse>, Status> {
         let deadline = deadline(request.metadata());
         let id = id("volume_id", &request.get_ref().volume_id)?.to_owned();
-        let _held = self.locks.hold(&id, deadline).await?;
-        self.volumes.delete(&id, deadline).await?;
+        let (held, volumes) = (self.locks.hold(&id, deadline).await?, Arc::clone(&self.volumes));
+        held.to_the_end(async move { volumes.delete(&id, deadline).await }).await?;
         Ok(Response::new(proto::DeleteVolumeResponse {}))
     }
 
@@ -279,8 +279,9 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
         let request = request.into_inner();
         let source = id("source_volume_id", &request.source_volume_id)?;
         let name = checked_name(&request.name)?;
-        let _held = self.locks.hold(source, deadline).await?;
-        let made = self.volumes.snapshot(name, source, deadline).await?;
+        let (name, source) = (name.to_owned(), source.to_owned());
+        let (held, volumes) = (self.locks.hold(&source, deadline).await?, Arc::clone(&self.volumes));
+        let made = held.to_the_end(async move { volumes.snapshot(&name, &source, deadline).await }).await?;
         Ok(Response::new(proto::CreateSnapshotResponse { snapshot: Some(snapshot(&made)) }))
     }
 
@@ -290,8 +291,8 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
     ) -> Result<Response<proto::DeleteSnapshotResponse>, Status> {
         let deadline = deadline(request.metadata());
         let id = id("snapshot_id", &request.get_ref().snapshot_id)?.to_owned();
-        let _held = self.locks.hold(&id, deadline).await?;
-        self.volumes.delete_snapshot(&id, deadline).await?;
+        let (held, volumes) = (self.locks.hold(&id, deadline).await?, Arc::clone(&self.volumes));
+        held.to_the_end(async move { volumes.delete_snapshot(&id, deadline).await }).await?;
         Ok(Response::new(proto::DeleteSnapshotResponse {}))
     }
 
@@ -340,8 +341,9 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
             .as_ref()
             .map(|one| Access::parse("volume_capability", one))
             .transpose()?;
-        let _held = self.locks.hold(id, deadline).await?;
-        let size = self.volumes.grow(id, size, deadline).await?;
+        let id = id.to_owned();
+        let (held, volumes) = (self.locks.hold(&id, deadline).await?, Arc::clone(&self.volumes));
+        let size = held.to_the_end(async move { volumes.grow(&id, size, deadline).await }).await?;
         let node_expansion_required = access.is_none_or(|access| access.how != How::Block);
         let capacity_bytes = signed(size);
         Ok(Response::new(proto::ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required }))

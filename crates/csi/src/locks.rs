@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tonic::metadata::MetadataMap;
+use tracing::Instrument;
 
 use crate::error::{Error, Kind};
 
@@ -36,6 +37,23 @@ impl Locks {
             Ok(guard) => Ok(Held { _guard: guard }),
             Err(_) => Err(Error::new(Kind::Busy, format!("another call is busy with {name}"))),
         }
+    }
+}
+
+impl Held {
+    /// Does the work to its end though the caller may leave, and holds the lock until then: a dropped call must not let
+    /// a second one in while the first still works.
+    pub async fn to_the_end<T: Send + 'static>(
+        self,
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Error> {
+        let held = async move {
+            let done = work.await;
+            drop(self);
+            done
+        };
+        let ended = tokio::spawn(held.in_current_span()).await;
+        ended.unwrap_or_else(|_| Err(Error::new(Kind::Internal, "the call panicked: the log says more")))
     }
 }
 
@@ -84,6 +102,25 @@ mod tests {
             drop(locks.hold("a", soon()).await.unwrap());
             drop(locks.hold("c", soon()).await.unwrap());
             assert!(locks.names.lock().unwrap().len() <= 1, "names that nobody holds are forgotten");
+        });
+    }
+
+    #[test]
+    fn a_caller_that_leaves_does_not_let_a_second_one_in() {
+        runtime().block_on(async {
+            let locks = Locks::default();
+            let soon = || Instant::now() + Duration::from_millis(50);
+            let (finish, finished) = tokio::sync::oneshot::channel::<()>();
+            let held = locks.hold("a", soon()).await.unwrap();
+            let call = held.to_the_end(async move {
+                finished.await.unwrap();
+                Ok(())
+            });
+            // The caller waits for a moment and leaves; the work goes on.
+            assert!(tokio::time::timeout(Duration::from_millis(10), call).await.is_err());
+            assert_eq!(locks.hold("a", soon()).await.unwrap_err().kind, Kind::Busy);
+            finish.send(()).unwrap();
+            drop(locks.hold("a", Instant::now() + Duration::from_secs(60)).await.unwrap());
         });
     }
 

@@ -62,8 +62,9 @@ impl<V: Volumes> node_server::Node for Node<V> {
         let capability = capability.ok_or_else(|| Error::invalid("volume_capability", "is missing"))?;
         let access = Access::parse("volume_capability", capability)?;
         let read_only = request.readonly || access.mode == Mode::Reader;
-        let _held = self.locks.hold(&id, deadline).await?;
-        self.volumes.publish(Publish { id, target, access, read_only }, deadline).await?;
+        let (held, volumes) = (self.locks.hold(&id, deadline).await?, Arc::clone(&self.volumes));
+        let publish = Publish { id, target, access, read_only };
+        held.to_the_end(async move { volumes.publish(publish, deadline).await }).await?;
         Ok(Response::new(proto::NodePublishVolumeResponse {}))
     }
 
@@ -75,8 +76,9 @@ impl<V: Volumes> node_server::Node for Node<V> {
         let request = request.into_inner();
         let id = id("volume_id", &request.volume_id)?;
         let target = path("target_path", &request.target_path)?;
-        let _held = self.locks.hold(id, deadline).await?;
-        self.volumes.unpublish(id, target).await?;
+        let id = id.to_owned();
+        let (held, volumes) = (self.locks.hold(&id, deadline).await?, Arc::clone(&self.volumes));
+        held.to_the_end(async move { volumes.unpublish(&id, target).await }).await?;
         Ok(Response::new(proto::NodeUnpublishVolumeResponse {}))
     }
 
@@ -124,8 +126,9 @@ impl<V: Volumes> node_server::Node for Node<V> {
             let size = self.volumes.get(id).await?.size;
             return Ok(Response::new(proto::NodeExpandVolumeResponse { capacity_bytes: signed(size) }));
         }
-        let _held = self.locks.hold(id, deadline).await?;
-        let size = self.volumes.grow_published(id, path).await?;
+        let id = id.to_owned();
+        let (held, volumes) = (self.locks.hold(&id, deadline).await?, Arc::clone(&self.volumes));
+        let size = held.to_the_end(async move { volumes.grow_published(&id, path).await }).await?;
         Ok(Response::new(proto::NodeExpandVolumeResponse { capacity_bytes: signed(size) }))
     }
 
