@@ -1,4 +1,10 @@
-//! Volumes: made, copied, grown, snapshotted, removed.
+//! Volumes: made, copied, grown, removed.
+
+mod snapshot;
+mod source;
+
+pub use snapshot::{FULL_ENOUGH, extend_store, snapshot};
+use source::{Source, leftover, temporary};
 
 use super::capacity::Situation;
 use super::{Next, Refusal, Step};
@@ -44,11 +50,6 @@ impl Wish<'_> {
     }
 }
 
-/// The snapshot from which a copy for this volume is made.
-fn temporary(target: &LvName) -> Option<LvName> {
-    LvName::parse_new(&format!("lvms-copy-{target}")).ok()
-}
-
 /// Room that is zeroed before this volume grows into it.
 fn room(target: &LvName) -> Option<LvName> {
     LvName::parse_new(&format!("lvms-room-{target}")).ok()
@@ -70,137 +71,6 @@ pub fn create(situation: Situation<'_>, wish: &Wish<'_>) -> Result<Next, Refusal
         None => begin(situation, wish, group, source.as_ref(), extents),
         Some(volume) => go_on(wish, group, volume, source.as_ref(), size),
     }
-}
-
-/// A snapshot for a copy that somebody gave up, made for a volume of this name from another source.
-fn leftover(situation: Situation<'_>, wish: &Wish<'_>, source: Option<&Source<'_>>) -> Option<VolumePath> {
-    let name = temporary(&wish.name)?;
-    let is_of_source = |group: &Group, volume: &Volume| {
-        let origin = match &volume.kind {
-            Kind::Thin { origin, .. } => origin.as_ref(),
-            Kind::Cow { origin, .. } => Some(origin),
-            Kind::Thick(_) | Kind::Pool { .. } | Kind::Other(_) => None,
-        };
-        source.is_some_and(|source| source.path.group == group.name && Some(&source.path.volume) == origin)
-    };
-    let found = situation
-        .inventory
-        .groups
-        .values()
-        .find(|group| group.volumes.get(&name).is_some_and(|volume| !is_of_source(group, volume)));
-    found.map(|group| group.path(&name))
-}
-
-/// What a volume is copied from.
-struct Source<'a> {
-    path: VolumePath,
-    group: &'a Group,
-    volume: &'a Volume,
-    /// Whether a thin snapshot of it is all that is needed.
-    instant: bool,
-}
-
-impl<'a> Source<'a> {
-    fn find(situation: Situation<'a>, path: &VolumePath, wish: &Wish<'_>) -> Result<Source<'a>, Refusal> {
-        let missing = || Refusal::NoSource(path.clone());
-        let group = situation.inventory.groups.get(&path.group).ok_or_else(missing)?;
-        let volume = group.volumes.get(&path.volume).ok_or_else(missing)?;
-        let bad = |reason| Refusal::BadSource { path: path.clone(), reason };
-        if Facts::of(volume).is_unfinished() {
-            return Err(bad("it is not finished itself"));
-        }
-        let instant = match &volume.kind {
-            Kind::Thin { pool, .. } => group.name == wish.class.group && Some(pool) == wish.class.pool(),
-            Kind::Thick(_) | Kind::Cow { .. } => false,
-            Kind::Pool { .. } | Kind::Other(_) => return Err(bad("it is no volume")),
-        };
-        if wish.size < volume.size {
-            return Err(Refusal::SmallerThanSource { source_size: volume.size, wanted: wish.size });
-        }
-        Ok(Source { path: path.clone(), group, volume, instant })
-    }
-
-    /// From where bytes are read: a snapshot stands still by itself, anything else through one made for the copy.
-    fn reading(&self, target: &LvName) -> VolumePath {
-        match &self.volume.kind {
-            Kind::Cow { .. } => self.path.clone(),
-            Kind::Thick(_) | Kind::Thin { .. } | Kind::Pool { .. } | Kind::Other(_) => {
-                self.group.path(&temporary(target).unwrap_or_else(|| self.path.volume.clone()))
-            }
-        }
-    }
-
-    /// The snapshot made for a copy, if it is there.
-    fn snapshot_for(&self, target: &LvName) -> Option<VolumePath> {
-        temporary(target)
-            .filter(|name| self.group.volumes.contains_key(name))
-            .map(|name| self.group.path(&name))
-    }
-
-    /// The extents that a snapshot for the copy will take beside the volume's own.
-    fn store_to_come(&self, wish: &Wish<'_>) -> Extents {
-        let is_thick = matches!(self.volume.kind, Kind::Thick(_));
-        if is_thick
-            && self.group.name == wish.class.group
-            && self.snapshot_for(&wish.name).is_none()
-            && wish.is_thick()
-        {
-            return store(self.group, self.volume);
-        }
-        Extents::ZERO
-    }
-
-    /// The next step until bytes can be read.
-    fn make_readable(&self, target: &LvName) -> Option<Change> {
-        let path = self.reading(target);
-        match self.group.volumes.get(&path.volume) {
-            Some(volume) if volume.active => None,
-            Some(_) => Some(Change::Activate { path }),
-            None => {
-                let facts = Facts { temporary: Some(target.clone()), ..Facts::default() };
-                let (origin, name, tags) = (self.path.clone(), path.volume, facts.tags());
-                Some(match &self.volume.kind {
-                    Kind::Thin { .. } => Change::SnapshotThin { origin, name, read_only: true, tags },
-                    Kind::Thick(_) | Kind::Cow { .. } | Kind::Pool { .. } | Kind::Other(_) => {
-                        Change::SnapshotThick { origin, name, store: store(self.group, self.volume), tags }
-                    }
-                })
-            }
-        }
-    }
-}
-
-/// The store of a new copy-on-write snapshot: a fifth of its origin, at least 32 MiB, never more than it can use. It
-/// is watched and extended before it overflows.
-fn store(group: &Group, origin: &Volume) -> Extents {
-    let whole = origin.size.in_extents(group.extent);
-    let fifth = Bytes(origin.size.0 / 5).max(Bytes::mib(32)).in_extents(group.extent);
-    fifth.min(whole).max(Extents(1))
-}
-
-/// A store that is so full is extended, in percent.
-pub const FULL_ENOUGH: f64 = 70.0;
-
-/// The step that extends the store of a snapshot by as much as it had at first. What is spare is not spared: a snapshot
-/// that overflows is lost.
-pub fn extend_store(situation: Situation<'_>, snapshot: &VolumePath, enough: Bytes) -> Result<Next, Refusal> {
-    let missing = || Refusal::NoVolume(snapshot.clone());
-    let group = situation.inventory.groups.get(&snapshot.group).ok_or_else(missing)?;
-    let Kind::Cow { origin, store: now } = &group.volumes.get(&snapshot.volume).ok_or_else(missing)?.kind
-    else {
-        return Err(Refusal::NotAVolume(snapshot.clone()));
-    };
-    if *now >= enough {
-        return Ok(Next::Done);
-    }
-    let origin = group.volumes.get(origin).ok_or_else(missing)?;
-    let wanted = store(group, origin);
-    if group.free < Extents(1) {
-        let (free, wanted) = (Bytes::ZERO, wanted.bytes(group.extent));
-        return Err(Refusal::NoSpace { place: format!("volume group {}", group.name), free, wanted });
-    }
-    let extents = now.in_extents(group.extent) + wanted.min(group.free);
-    done_by(Change::Extend { path: snapshot.clone(), extents, from: Vec::new() })
 }
 
 fn begin(
@@ -354,50 +224,6 @@ fn zero_rest(path: &VolumePath, volume: &Volume, facts: &Facts) -> Option<Step> 
     let (add, remove) = Facts { zeroing: None, ..facts.clone() }.since(facts);
     let then = Change::Tag { path: path.clone(), add, remove };
     Some(Step::Zero { volume: path.clone(), from, to: volume.size, then })
-}
-
-/// The next step to a snapshot of `source` with this name.
-pub fn snapshot(
-    situation: Situation<'_>,
-    class: &DeviceClass,
-    source: &VolumePath,
-    name: &LvName,
-    facts: &Facts,
-) -> Result<Next, Refusal> {
-    let group = situation.group(class)?;
-    let path = group.path(name);
-    if let Some(present) = group.volumes.get(name) {
-        let present = Facts::of(present);
-        if !present.snapshot || present.source != facts.source {
-            return Err(Refusal::Another { path, difference: "it is not of this source".to_owned() });
-        }
-        return Ok(Next::Done);
-    }
-    let volume = group.volumes.get(&source.volume).ok_or_else(|| Refusal::NoSource(source.clone()))?;
-    if Facts::of(volume).is_unfinished() {
-        return Err(Refusal::BadSource { path: source.clone(), reason: "it is not finished itself" });
-    }
-    let (origin, name, tags) = (source.clone(), name.clone(), facts.tags());
-    match &volume.kind {
-        Kind::Thin { .. } => {
-            let free = situation.largest(class, &[])?;
-            if volume.size > free {
-                return Err(Refusal::NoSpace { place: place(class), free, wanted: volume.size });
-            }
-            done_by(Change::SnapshotThin { origin, name, read_only: true, tags })
-        }
-        Kind::Thick(_) => {
-            let (free, store) = (situation.largest_store(class)?, store(group, volume));
-            if store > free {
-                let (free, wanted) = (free.bytes(group.extent), store.bytes(group.extent));
-                return Err(Refusal::NoSpace { place: place(class), free, wanted });
-            }
-            done_by(Change::SnapshotThick { origin, name, store, tags })
-        }
-        Kind::Cow { .. } | Kind::Pool { .. } | Kind::Other(_) => {
-            Err(Refusal::BadSource { path: source.clone(), reason: "LVM makes no snapshots of it" })
-        }
-    }
 }
 
 /// The next step until a volume has at least this size. `in_use` is whether somebody has its device open.

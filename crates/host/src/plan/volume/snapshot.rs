@@ -1,0 +1,88 @@
+//! Snapshots, and the stores in which copy-on-write snapshots keep old blocks.
+
+use super::{done_by, place};
+use crate::desired::DeviceClass;
+use crate::facts::Facts;
+use crate::lvm::inventory::Kind;
+use crate::lvm::{Change, Group, Volume};
+use crate::names::{LvName, VolumePath};
+use crate::plan::capacity::Situation;
+use crate::plan::{Next, Refusal};
+use crate::units::{Bytes, Extents};
+
+/// The next step to a snapshot of `source` with this name.
+pub fn snapshot(
+    situation: Situation<'_>,
+    class: &DeviceClass,
+    source: &VolumePath,
+    name: &LvName,
+    facts: &Facts,
+) -> Result<Next, Refusal> {
+    let group = situation.group(class)?;
+    let path = group.path(name);
+    if let Some(present) = group.volumes.get(name) {
+        let present = Facts::of(present);
+        if !present.snapshot || present.source != facts.source {
+            return Err(Refusal::Another { path, difference: "it is not of this source".to_owned() });
+        }
+        return Ok(Next::Done);
+    }
+    let volume = group.volumes.get(&source.volume).ok_or_else(|| Refusal::NoSource(source.clone()))?;
+    if Facts::of(volume).is_unfinished() {
+        return Err(Refusal::BadSource { path: source.clone(), reason: "it is not finished itself" });
+    }
+    let (origin, name, tags) = (source.clone(), name.clone(), facts.tags());
+    match &volume.kind {
+        Kind::Thin { .. } => {
+            let free = situation.largest(class, &[])?;
+            if volume.size > free {
+                return Err(Refusal::NoSpace { place: place(class), free, wanted: volume.size });
+            }
+            done_by(Change::SnapshotThin { origin, name, read_only: true, tags })
+        }
+        Kind::Thick(_) => {
+            let (free, store) = (situation.largest_store(class)?, store(group, volume));
+            if store > free {
+                let (free, wanted) = (free.bytes(group.extent), store.bytes(group.extent));
+                return Err(Refusal::NoSpace { place: place(class), free, wanted });
+            }
+            done_by(Change::SnapshotThick { origin, name, store, tags })
+        }
+        Kind::Cow { .. } | Kind::Pool { .. } | Kind::Other(_) => {
+            Err(Refusal::BadSource { path: source.clone(), reason: "LVM makes no snapshots of it" })
+        }
+    }
+}
+
+/// The store of a new copy-on-write snapshot: a fifth of its origin, at least 32 MiB, never more than it can use. It
+/// is watched and extended before it overflows.
+pub(super) fn store(group: &Group, origin: &Volume) -> Extents {
+    let whole = origin.size.in_extents(group.extent);
+    let fifth = Bytes(origin.size.0 / 5).max(Bytes::mib(32)).in_extents(group.extent);
+    fifth.min(whole).max(Extents(1))
+}
+
+/// A store that is so full is extended, in percent.
+pub const FULL_ENOUGH: f64 = 70.0;
+
+/// The step that extends the store of a snapshot by as much as it had at first. What is spare is not spared: a snapshot
+/// that overflows is lost.
+pub fn extend_store(situation: Situation<'_>, snapshot: &VolumePath, enough: Bytes) -> Result<Next, Refusal> {
+    let missing = || Refusal::NoVolume(snapshot.clone());
+    let group = situation.inventory.groups.get(&snapshot.group).ok_or_else(missing)?;
+    let Kind::Cow { origin, store: now } = &group.volumes.get(&snapshot.volume).ok_or_else(missing)?.kind
+    else {
+        return Err(Refusal::NotAVolume(snapshot.clone()));
+    };
+    if *now >= enough {
+        return Ok(Next::Done);
+    }
+    let origin = group.volumes.get(origin).ok_or_else(missing)?;
+    let wanted = store(group, origin);
+    if group.free < Extents(1) {
+        let (free, wanted) = (Bytes::ZERO, wanted.bytes(group.extent));
+        return Err(Refusal::NoSpace { place: format!("volume group {}", group.name), free, wanted });
+    }
+    let extents = now.in_extents(group.extent) + wanted.min(group.free);
+    done_by(Change::Extend { path: snapshot.clone(), extents, from: Vec::new() })
+}

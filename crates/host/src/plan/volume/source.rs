@@ -1,0 +1,122 @@
+//! What a volume is copied from: found, made readable for the copy, and what a given-up copy leaves.
+
+use super::Wish;
+use super::snapshot::store;
+use crate::facts::Facts;
+use crate::lvm::inventory::Kind;
+use crate::lvm::{Change, Group, Volume};
+use crate::names::{LvName, VolumePath};
+use crate::plan::Refusal;
+use crate::plan::capacity::Situation;
+use crate::units::Extents;
+
+/// The snapshot from which a copy for this volume is made.
+pub(super) fn temporary(target: &LvName) -> Option<LvName> {
+    LvName::parse_new(&format!("lvms-copy-{target}")).ok()
+}
+
+/// What a volume is copied from.
+pub(super) struct Source<'a> {
+    pub(super) path: VolumePath,
+    pub(super) group: &'a Group,
+    pub(super) volume: &'a Volume,
+    /// Whether a thin snapshot of it is all that is needed.
+    pub(super) instant: bool,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn find(
+        situation: Situation<'a>,
+        path: &VolumePath,
+        wish: &Wish<'_>,
+    ) -> Result<Source<'a>, Refusal> {
+        let missing = || Refusal::NoSource(path.clone());
+        let group = situation.inventory.groups.get(&path.group).ok_or_else(missing)?;
+        let volume = group.volumes.get(&path.volume).ok_or_else(missing)?;
+        let bad = |reason| Refusal::BadSource { path: path.clone(), reason };
+        if Facts::of(volume).is_unfinished() {
+            return Err(bad("it is not finished itself"));
+        }
+        let instant = match &volume.kind {
+            Kind::Thin { pool, .. } => group.name == wish.class.group && Some(pool) == wish.class.pool(),
+            Kind::Thick(_) | Kind::Cow { .. } => false,
+            Kind::Pool { .. } | Kind::Other(_) => return Err(bad("it is no volume")),
+        };
+        if wish.size < volume.size {
+            return Err(Refusal::SmallerThanSource { source_size: volume.size, wanted: wish.size });
+        }
+        Ok(Source { path: path.clone(), group, volume, instant })
+    }
+
+    /// From where bytes are read: a snapshot stands still by itself, anything else through one made for the copy.
+    pub(super) fn reading(&self, target: &LvName) -> VolumePath {
+        match &self.volume.kind {
+            Kind::Cow { .. } => self.path.clone(),
+            Kind::Thick(_) | Kind::Thin { .. } | Kind::Pool { .. } | Kind::Other(_) => {
+                self.group.path(&temporary(target).unwrap_or_else(|| self.path.volume.clone()))
+            }
+        }
+    }
+
+    /// The snapshot made for a copy, if it is there.
+    pub(super) fn snapshot_for(&self, target: &LvName) -> Option<VolumePath> {
+        temporary(target)
+            .filter(|name| self.group.volumes.contains_key(name))
+            .map(|name| self.group.path(&name))
+    }
+
+    /// The extents that a snapshot for the copy will take beside the volume's own.
+    pub(super) fn store_to_come(&self, wish: &Wish<'_>) -> Extents {
+        let is_thick = matches!(self.volume.kind, Kind::Thick(_));
+        if is_thick
+            && self.group.name == wish.class.group
+            && self.snapshot_for(&wish.name).is_none()
+            && wish.is_thick()
+        {
+            return store(self.group, self.volume);
+        }
+        Extents::ZERO
+    }
+
+    /// The next step until bytes can be read.
+    pub(super) fn make_readable(&self, target: &LvName) -> Option<Change> {
+        let path = self.reading(target);
+        match self.group.volumes.get(&path.volume) {
+            Some(volume) if volume.active => None,
+            Some(_) => Some(Change::Activate { path }),
+            None => {
+                let facts = Facts { temporary: Some(target.clone()), ..Facts::default() };
+                let (origin, name, tags) = (self.path.clone(), path.volume, facts.tags());
+                Some(match &self.volume.kind {
+                    Kind::Thin { .. } => Change::SnapshotThin { origin, name, read_only: true, tags },
+                    Kind::Thick(_) | Kind::Cow { .. } | Kind::Pool { .. } | Kind::Other(_) => {
+                        Change::SnapshotThick { origin, name, store: store(self.group, self.volume), tags }
+                    }
+                })
+            }
+        }
+    }
+}
+
+/// A snapshot for a copy that somebody gave up, made for a volume of this name from another source.
+pub(super) fn leftover(
+    situation: Situation<'_>,
+    wish: &Wish<'_>,
+    source: Option<&Source<'_>>,
+) -> Option<VolumePath> {
+    let name = temporary(&wish.name)?;
+    let is_of_source = |group: &Group, volume: &Volume| {
+        let origin = match &volume.kind {
+            Kind::Thin { origin, .. } => origin.as_ref(),
+            Kind::Cow { origin, .. } => Some(origin),
+            Kind::Thick(_) | Kind::Pool { .. } | Kind::Other(_) => None,
+        };
+        source.is_some_and(|source| source.path.group == group.name && Some(&source.path.volume) == origin)
+    };
+    let found = situation
+        .inventory
+        .groups
+        .values()
+        .find(|group| group.volumes.get(&name).is_some_and(|volume| !is_of_source(group, volume)));
+    found.map(|group| group.path(&name))
+}
