@@ -1,5 +1,7 @@
 //! The volumes of this host, for a CSI client that is alone with it. All that is known of them is in LVM's metadata.
 
+mod known;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,11 +10,10 @@ use std::time::{Duration, Instant, SystemTime};
 use lvms_csi::request::{How, Mode, Size};
 use lvms_csi::volumes::{Capacity, Condition, NewVolume, Publish, Snapshot, Source, Stats, Volume};
 use lvms_csi::{Error, Kind, Volumes};
-use lvms_host::desired::{ClassKind, Desired, DeviceClass};
+use lvms_host::desired::Desired;
 use lvms_host::dm::Cow;
 use lvms_host::facts::Facts;
 use lvms_host::filesystem::Filesystem;
-use lvms_host::lvm::inventory::{self, Inventory};
 use lvms_host::mount::Flags;
 use lvms_host::names::{LvName, VolumePath};
 use lvms_host::plan::volume::Wish;
@@ -22,17 +23,13 @@ use lvms_host::units::Bytes;
 use lvms_host::volumes::Volumes as Engine;
 use uuid::Uuid;
 
+use self::known::{Found, all, class, class_of, find, not_found, options_for, source_of};
 use crate::configuration::Configuration;
 use crate::status;
 
 /// From these and a name come the names of volumes and snapshots.
 const VOLUMES: Uuid = Uuid::from_u128(0x6c76_6d73_2e69_6f2f_766f_6c75_6d65_0001);
 const SNAPSHOTS: Uuid = Uuid::from_u128(0x6c76_6d73_2e69_6f2f_736e_6170_7368_0001);
-
-/// Parameters of a class, in the words of both names that TopoLVM had.
-const DEVICE_CLASS: [&str; 2] = ["topolvm.io/device-class", "topolvm.cybozu.com/device-class"];
-const OPTION_CLASS: [&str; 2] =
-    ["topolvm.io/lvcreate-option-class", "topolvm.cybozu.com/lvcreate-option-class"];
 
 /// A filesystem that has not said how full it is after this long does not answer.
 const STATS_LIMIT: Duration = Duration::from_secs(15);
@@ -70,111 +67,6 @@ impl LocalVolumes {
         let span = tracing::Span::current();
         let task = tokio::task::spawn_blocking(move || span.in_scope(|| act(&engine, &desired)));
         task.await.unwrap_or_else(|_| Err(Error::new(Kind::Internal, "a thread panicked: the log says more")))
-    }
-}
-
-/// A volume or snapshot of ours: in a group of a class, and named or tagged like one.
-struct Found<'a> {
-    path: VolumePath,
-    volume: &'a inventory::Volume,
-    facts: Facts,
-}
-
-fn all<'a>(desired: &'a Desired, inventory: &'a Inventory) -> impl Iterator<Item = Found<'a>> {
-    let groups = desired.groups().into_iter().filter_map(|name| inventory.groups.get(name));
-    groups.flat_map(|group| {
-        group.volumes.values().filter_map(|volume| {
-            let facts = Facts::of(volume);
-            // TopoLVM's volumes have no tags, but names that nobody else gives.
-            let known = facts.name.is_some() || Uuid::try_parse(volume.name.as_str()).is_ok();
-            let other = volume.is_pool() || matches!(volume.kind, inventory::Kind::Other(_));
-            let ours = known && !other && facts.temporary.is_none();
-            ours.then(|| Found { path: group.path(&volume.name), volume, facts })
-        })
-    })
-}
-
-fn find<'a>(desired: &'a Desired, inventory: &'a Inventory, id: &str, snapshot: bool) -> Option<Found<'a>> {
-    all(desired, inventory).find(|found| found.path.volume.as_str() == id && found.facts.snapshot == snapshot)
-}
-
-fn not_found(field: &str, id: &str) -> Error {
-    Error::new(Kind::NotFound, format!("{field}: there is no {id:?}"))
-}
-
-/// The class that a volume belongs to by where it lies.
-fn class_of<'a>(desired: &'a Desired, found: &Found<'_>) -> Result<&'a DeviceClass, Error> {
-    let pool = match &found.volume.kind {
-        inventory::Kind::Thin { pool, .. } => Some(pool),
-        inventory::Kind::Thick(_)
-        | inventory::Kind::Cow { .. }
-        | inventory::Kind::Pool { .. }
-        | inventory::Kind::Other(_) => None,
-    };
-    let class = desired.classes.iter().find(|class| class.group == found.path.group && class.pool() == pool);
-    class.ok_or_else(|| {
-        let message = format!("no device class has {}: add one with its volume group or pool", found.path);
-        Error::new(Kind::Precondition, message)
-    })
-}
-
-fn parameter<'a>(parameters: &'a BTreeMap<String, String>, keys: [&str; 2]) -> &'a str {
-    keys.iter().find_map(|key| parameters.get(*key)).map(String::as_str).unwrap_or_default()
-}
-
-/// The class that parameters name, and the options for lvcreate that follow from them.
-fn class<'a>(
-    desired: &'a Desired,
-    parameters: &BTreeMap<String, String>,
-) -> Result<(&'a DeviceClass, Vec<String>), Error> {
-    let field = |key: &str| format!("parameters[{key:?}]");
-    let name = parameter(parameters, DEVICE_CLASS);
-    let class = desired.class(name).ok_or_else(|| {
-        let known: Vec<&str> = desired.classes.iter().map(|class| class.name.as_str()).collect();
-        let problem = match name {
-            "" => format!("is missing, and no device class is the default: name one of {}", known.join(", ")),
-            name => format!("there is no device class {name:?}: use one of {}", known.join(", ")),
-        };
-        Error::invalid(&field(DEVICE_CLASS[0]), problem)
-    })?;
-    let options = match parameter(parameters, OPTION_CLASS) {
-        "" => options(class),
-        name => desired.option_classes.get(name).cloned().ok_or_else(|| {
-            let known: Vec<&str> = desired.option_classes.keys().map(String::as_str).collect();
-            let problem =
-                format!("unsupported lvcreate-option-class target: {name}: known are {}", known.join(", "));
-            Error::invalid(&field(OPTION_CLASS[0]), problem)
-        })?,
-    };
-    Ok((class, options))
-}
-
-fn options(class: &DeviceClass) -> Vec<String> {
-    let mut options = Vec::new();
-    if class.stripe != 0 {
-        options.extend(["--stripes".to_owned(), class.stripe.to_string()]);
-        if let Some(size) = &class.stripe_size {
-            options.extend(["--stripesize".to_owned(), size.clone()]);
-        }
-    }
-    options.extend(class.options.iter().cloned());
-    options
-}
-
-/// Thin volumes lie in their pool as it is, whatever the class says of disks.
-fn options_for(class: &DeviceClass, options: Vec<String>) -> Vec<String> {
-    match class.kind {
-        ClassKind::Thick => options,
-        ClassKind::Thin { .. } => Vec::new(),
-    }
-}
-
-fn source_of(facts: &Facts) -> Option<Source> {
-    let (kind, id) = facts.source.as_ref()?.split_once(':')?;
-    match kind {
-        "snapshot" => Some(Source::Snapshot(id.to_owned())),
-        "volume" => Some(Source::Volume(id.to_owned())),
-        _ => None,
     }
 }
 

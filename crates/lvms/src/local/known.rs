@@ -1,0 +1,126 @@
+//! Which volumes are ours, and which class a request or a volume belongs to.
+
+use std::collections::BTreeMap;
+
+use lvms_csi::volumes::Source;
+use lvms_csi::{Error, Kind};
+use lvms_host::desired::{ClassKind, Desired, DeviceClass};
+use lvms_host::facts::Facts;
+use lvms_host::lvm::inventory::{self, Inventory};
+use lvms_host::names::VolumePath;
+use uuid::Uuid;
+
+/// Parameters of a class, in the words of both names that TopoLVM had.
+const DEVICE_CLASS: [&str; 2] = ["topolvm.io/device-class", "topolvm.cybozu.com/device-class"];
+const OPTION_CLASS: [&str; 2] =
+    ["topolvm.io/lvcreate-option-class", "topolvm.cybozu.com/lvcreate-option-class"];
+
+/// A volume or snapshot of ours: in a group of a class, and named or tagged like one.
+pub(super) struct Found<'a> {
+    pub(super) path: VolumePath,
+    pub(super) volume: &'a inventory::Volume,
+    pub(super) facts: Facts,
+}
+
+pub(super) fn all<'a>(desired: &'a Desired, inventory: &'a Inventory) -> impl Iterator<Item = Found<'a>> {
+    let groups = desired.groups().into_iter().filter_map(|name| inventory.groups.get(name));
+    groups.flat_map(|group| {
+        group.volumes.values().filter_map(|volume| {
+            let facts = Facts::of(volume);
+            // TopoLVM's volumes have no tags, but names that nobody else gives.
+            let known = facts.name.is_some() || Uuid::try_parse(volume.name.as_str()).is_ok();
+            let other = volume.is_pool() || matches!(volume.kind, inventory::Kind::Other(_));
+            let ours = known && !other && facts.temporary.is_none();
+            ours.then(|| Found { path: group.path(&volume.name), volume, facts })
+        })
+    })
+}
+
+pub(super) fn find<'a>(
+    desired: &'a Desired,
+    inventory: &'a Inventory,
+    id: &str,
+    snapshot: bool,
+) -> Option<Found<'a>> {
+    all(desired, inventory).find(|found| found.path.volume.as_str() == id && found.facts.snapshot == snapshot)
+}
+
+pub(super) fn not_found(field: &str, id: &str) -> Error {
+    Error::new(Kind::NotFound, format!("{field}: there is no {id:?}"))
+}
+
+/// The class that a volume belongs to by where it lies.
+pub(super) fn class_of<'a>(desired: &'a Desired, found: &Found<'_>) -> Result<&'a DeviceClass, Error> {
+    let pool = match &found.volume.kind {
+        inventory::Kind::Thin { pool, .. } => Some(pool),
+        inventory::Kind::Thick(_)
+        | inventory::Kind::Cow { .. }
+        | inventory::Kind::Pool { .. }
+        | inventory::Kind::Other(_) => None,
+    };
+    let class = desired.classes.iter().find(|class| class.group == found.path.group && class.pool() == pool);
+    class.ok_or_else(|| {
+        let message = format!("no device class has {}: add one with its volume group or pool", found.path);
+        Error::new(Kind::Precondition, message)
+    })
+}
+
+pub(super) fn parameter<'a>(parameters: &'a BTreeMap<String, String>, keys: [&str; 2]) -> &'a str {
+    keys.iter().find_map(|key| parameters.get(*key)).map(String::as_str).unwrap_or_default()
+}
+
+/// The class that parameters name, and the options for lvcreate that follow from them.
+pub(super) fn class<'a>(
+    desired: &'a Desired,
+    parameters: &BTreeMap<String, String>,
+) -> Result<(&'a DeviceClass, Vec<String>), Error> {
+    let field = |key: &str| format!("parameters[{key:?}]");
+    let name = parameter(parameters, DEVICE_CLASS);
+    let class = desired.class(name).ok_or_else(|| {
+        let known: Vec<&str> = desired.classes.iter().map(|class| class.name.as_str()).collect();
+        let problem = match name {
+            "" => format!("is missing, and no device class is the default: name one of {}", known.join(", ")),
+            name => format!("there is no device class {name:?}: use one of {}", known.join(", ")),
+        };
+        Error::invalid(&field(DEVICE_CLASS[0]), problem)
+    })?;
+    let options = match parameter(parameters, OPTION_CLASS) {
+        "" => options(class),
+        name => desired.option_classes.get(name).cloned().ok_or_else(|| {
+            let known: Vec<&str> = desired.option_classes.keys().map(String::as_str).collect();
+            let problem =
+                format!("unsupported lvcreate-option-class target: {name}: known are {}", known.join(", "));
+            Error::invalid(&field(OPTION_CLASS[0]), problem)
+        })?,
+    };
+    Ok((class, options))
+}
+
+pub(super) fn options(class: &DeviceClass) -> Vec<String> {
+    let mut options = Vec::new();
+    if class.stripe != 0 {
+        options.extend(["--stripes".to_owned(), class.stripe.to_string()]);
+        if let Some(size) = &class.stripe_size {
+            options.extend(["--stripesize".to_owned(), size.clone()]);
+        }
+    }
+    options.extend(class.options.iter().cloned());
+    options
+}
+
+/// Thin volumes lie in their pool as it is, whatever the class says of disks.
+pub(super) fn options_for(class: &DeviceClass, options: Vec<String>) -> Vec<String> {
+    match class.kind {
+        ClassKind::Thick => options,
+        ClassKind::Thin { .. } => Vec::new(),
+    }
+}
+
+pub(super) fn source_of(facts: &Facts) -> Option<Source> {
+    let (kind, id) = facts.source.as_ref()?.split_once(':')?;
+    match kind {
+        "snapshot" => Some(Source::Snapshot(id.to_owned())),
+        "volume" => Some(Source::Volume(id.to_owned())),
+        _ => None,
+    }
+}
