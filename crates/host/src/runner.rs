@@ -4,11 +4,13 @@
 //! of numbers, on which thousands of histories run without a disk. A test reads the sources of this crate and fails if
 //! an effect happens elsewhere.
 
+mod archive;
 mod crash;
 mod device;
 mod linux;
 mod mounts;
 mod process;
+mod shield;
 
 use std::io;
 

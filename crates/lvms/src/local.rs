@@ -114,12 +114,16 @@ fn is_for_block(request: &NewVolume) -> Result<bool, Error> {
 }
 
 impl Volumes for LocalVolumes {
+    fn id(&self, name: &str) -> String {
+        Uuid::new_v5(&VOLUMES, name.as_bytes()).to_string()
+    }
+
     async fn create(&self, request: NewVolume, deadline: Instant) -> Result<Volume, Error> {
+        let id = self.id(&request.name);
         self.blocking(move |engine, desired| {
             let (class, options) = class(desired, &request.parameters)?;
             let block = is_for_block(&request)?;
-            let uuid = Uuid::new_v5(&VOLUMES, request.name.as_bytes());
-            let name = LvName::parse_new(&uuid.to_string()).map_err(|error| Error::invalid("name", error))?;
+            let name = LvName::parse_new(&id).map_err(|error| Error::invalid("name", error))?;
             let inventory = engine.inventory();
             // Found wherever it was made: the class may be another one now.
             if let Some(present) = find(desired, &inventory, name.as_str(), false)
