@@ -224,9 +224,23 @@ impl<R: Runner> Volumes<R> {
         self.look(group)
     }
 
+    fn look_for_places(&self, group: &VgName) -> Result<(), Error> {
+        let queue = self.queue(group);
+        let _turn = queue.turn(None)?;
+        self.look_at(group, true)
+    }
+
     /// The largest new volume that a class admits; nothing whenever one would be refused.
     pub fn capacity(&self, class: &DeviceClass, options: &[String]) -> Result<Bytes, Refusal> {
-        let inventory = self.inventory();
+        let mut inventory = self.inventory();
+        // Where LVM has put what was made last is known only from LVM, and matters only to what lies on several disks.
+        let unplaced = inventory.groups.get(&class.group).is_some_and(|group| !group.placed);
+        if unplaced && Shape::of_options(options).disks > 1 {
+            if let Err(error) = self.look_for_places(&class.group) {
+                tracing::warn!(group = %class.group, %error, "a volume group cannot be looked at");
+            }
+            inventory = self.inventory();
+        }
         let pool = |pool: &VolumePath| self.runner.pool(pool).ok().flatten();
         Situation { inventory: &inventory, pool: &pool }.largest(class, options)
     }
