@@ -163,9 +163,9 @@ impl<R: Runner> Volumes<R> {
 
     /// Removes a volume; one that is gone already is as good.
     pub fn remove(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
-        // Copies lie elsewhere, and may need one of its snapshots.
-        let groups: Vec<VgName> =
-            [path.group.clone()].into_iter().chain(self.inventory().groups.keys().cloned()).collect();
+        // Copies that lie elsewhere, and may need one of its snapshots, are ours and known; a group that cannot be
+        // looked at holds no other up.
+        let groups = [path.group.clone()];
         self.settle(path, &groups, false, deadline, |situation| volume::remove(situation, path))
     }
 
@@ -439,3 +439,25 @@ impl<R: Runner> Volumes<R> {
 
 /// No group has this sequence number.
 const UNKNOWN: u64 = 0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulated::{Simulated, group};
+
+    #[test]
+    fn that_a_group_is_gone_is_believed_only_after_a_second_look() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        let name = host.inventory(None).unwrap().groups.keys().next().unwrap().clone();
+        let volumes = Volumes::open(Arc::clone(&host), &[]).unwrap();
+        let is_known = || volumes.inventory().groups.contains_key(&name);
+        host.hide(1);
+        volumes.look(&name).unwrap();
+        assert!(is_known());
+        host.hide(2);
+        volumes.look(&name).unwrap();
+        assert!(!is_known());
+        volumes.look(&name).unwrap();
+        assert!(is_known());
+    }
+}

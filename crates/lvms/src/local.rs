@@ -352,13 +352,15 @@ impl LocalVolumes {
     async fn remove(&self, id: &str, is_snapshot: bool, deadline: Instant) -> Result<(), Error> {
         let id = id.to_owned();
         self.blocking(move |engine, desired| {
-            for group in desired.groups() {
-                engine.look(group).map_err(|error| status::of_volumes(&error))?;
-                // A group that is not there may have the volume: that it is gone is not known.
-                if !engine.inventory().groups.contains_key(group) {
-                    let message =
-                        format!("volume group {group} is not there: whether {id} is in it is not known");
-                    return Err(Error::new(Kind::Precondition, message));
+            if find(desired, &engine.inventory(), &id, is_snapshot).is_none() {
+                // That it is gone is known only when every group was looked at.
+                for group in desired.groups() {
+                    engine.look(group).map_err(|error| status::of_volumes(&error))?;
+                    if !engine.inventory().groups.contains_key(group) {
+                        let message =
+                            format!("volume group {group} is not there: whether {id} is in it is not known");
+                        return Err(Error::new(Kind::Precondition, message));
+                    }
                 }
             }
             let inventory = engine.inventory();

@@ -12,17 +12,19 @@ const SOCKET: &str = "/run/test/csi.sock";
 const CONFIGURATION: &str = "/run/test/lvmd.yaml";
 const CRASH: &str = "/run/test/crash";
 
-/// Each class has a volume group of its own name.
-const CLASSES: &str = "\
-device-classes:
-  - {name: thick, volume-group: thick, spare-gb: 0}
-  - {name: thin, volume-group: thin, spare-gb: 0, type: thin, thin-pool: {name: pool, overprovision-ratio: 10}}
-  - {name: striped, volume-group: striped, spare-gb: 0, stripe: 2}
-  - {name: raid1, volume-group: raid1, spare-gb: 0, lvcreate-options: [--type=raid1, -m1, --nosync]}
-  - {name: raid10, volume-group: raid10, spare-gb: 0, lvcreate-options: [--type=raid10, -i2, -m1, --nosync]}
-  - {name: raid5, volume-group: raid5, spare-gb: 0, lvcreate-options: [--type=raid5, -i2]}
-  - {name: raid6, volume-group: raid6, spare-gb: 0, lvcreate-options: [--type=raid6, -i3]}
-";
+/// The only class, in a volume group of its own name.
+fn configuration(class: &str) -> String {
+    let shape = match class {
+        "thin" => "type: thin, thin-pool: {name: pool, overprovision-ratio: 10}",
+        "striped" => "stripe: 2",
+        "raid1" => "lvcreate-options: [--type=raid1, -m1, --nosync]",
+        "raid10" => "lvcreate-options: [--type=raid10, -i2, -m1, --nosync]",
+        "raid5" => "lvcreate-options: [--type=raid5, -i2]",
+        "raid6" => "lvcreate-options: [--type=raid6, -i3]",
+        _ => "type: thick",
+    };
+    format!("device-classes: [{{name: {class}, volume-group: {class}, spare-gb: 0, {shape}}}]\n")
+}
 
 pub(crate) struct Driver {
     process: Option<Child>,
@@ -31,9 +33,10 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn start(lab: &Lab) -> Result<Driver> {
+    pub(crate) fn start(lab: &Lab, class: &str) -> Result<Driver> {
         let mut driver = Driver { process: None, client: None, armed: 0 };
-        fs::write(CONFIGURATION, CLASSES)?;
+        fs::create_dir_all("/run/test")?;
+        fs::write(CONFIGURATION, configuration(class))?;
         driver.arm(0)?;
         driver.again(lab)?;
         Ok(driver)

@@ -150,6 +150,10 @@ impl User<'_> {
                 self.unpublish(c, BLOCK)
             })
             .prepared(move |c| self.make(c, "v", BLOCK).map(drop))
+            .undone(move |c| {
+                self.remove(c, "v", BLOCK)?;
+                self.make(c, "v", BLOCK).map(drop)
+            })
             .finished(move |c| self.remove(c, "v", BLOCK)),
             Operation::new("a block volume grows", move |c| self.grow(c, BLOCK, None))
                 .prepared(move |c| self.make(c, "v", BLOCK).map(drop))
