@@ -64,7 +64,7 @@ fn double_parity_volumes_survive_a_crash_at_every_point(lab: &Lab) -> Result {
 
 /// A copy is made while the driver dies and the power goes with it, at another point after each boot.
 fn volumes_survive_a_power_cut_at_some_points(lab: &Lab) -> Result {
-    const POINTS: [u32; 4] = [2, 5, 8, 11];
+    const POINTS: [u32; 4] = [2, 5, 6, 9];
     let user = User { class: "thick" };
     let operations = user.operations();
     let copied = operations.last().ok_or("no operations")?;
