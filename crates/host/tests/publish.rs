@@ -277,6 +277,20 @@ fn block_devices_never_show_former_bytes(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_published_block_device_is_in_use_though_nobody_has_it_open(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), true)?;
+    let at = publish(&engine, &volume, "v", &Access::Block { read_only: false })?;
+    let facts = Facts { name: Some("s".into()), snapshot: true, ..Facts::default() };
+    engine.snapshot(&class(false)?, &volume, &LvName::parse("s")?, &facts, None)?;
+    // To grow it, its device would have to go away under whoever may open it.
+    let refused = engine.grow(&class(false)?, &volume, Bytes::mib(128), None);
+    assert!(matches!(refused, Err(volumes::Error::Refused(Refusal::GrowsOnlyUnused { .. }))), "{refused:?}");
+    engine.unpublish("v", &at)?;
+    assert_eq!(engine.grow(&class(false)?, &volume, Bytes::mib(128), None)?.size, Bytes::mib(128));
+    Ok(())
+}
+
 fn whatever_is_on_a_volume_is_never_formatted(lab: &Lab) -> Result {
     let engine = engine(lab)?;
     let cases: [(&str, &str); 5] = [
@@ -496,6 +510,7 @@ lab_test::main! {
     two_targets_of_one_volume_have_their_own_flags_in_any_order: Needs::disks(1, GIB).guest(),
     differing_flags_and_occupied_targets_are_refused_by_name: Needs::disks(1, GIB).guest(),
     block_devices_never_show_former_bytes: Needs::disks(1, 1400 * MIB).guest(),
+    a_published_block_device_is_in_use_though_nobody_has_it_open: Needs::disks(1, GIB).guest(),
     whatever_is_on_a_volume_is_never_formatted: Needs::disks(1, 3 * GIB).guest(),
     a_read_only_mount_makes_no_filesystem: Needs::disks(1, GIB).guest(),
     a_used_volume_whose_filesystem_is_gone_is_not_formatted_again: Needs::disks(1, GIB).guest(),

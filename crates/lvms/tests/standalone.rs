@@ -246,6 +246,32 @@ fn names_of_every_kind_come_back_as_they_were(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_volume_for_a_single_writer_is_published_on_one_path(lab: &Lab) -> Result {
+    let (_driver, client) = start(lab)?;
+    for access in [Access::Block, Access::Filesystem("ext4")] {
+        let id = client.create("single", "thin", 64 << 20, access, None)?.volume_id;
+        let publish = |target: &str| {
+            let mut capability = access.capability();
+            let mode = Mode::SingleNodeSingleWriter.into();
+            capability.access_mode = Some(proto::volume_capability::AccessMode { mode });
+            let request = proto::NodePublishVolumeRequest {
+                volume_id: id.clone(),
+                target_path: target.to_owned(),
+                volume_capability: Some(capability),
+                ..Default::default()
+            };
+            client.node(async |mut node| node.node_publish_volume(request).await)
+        };
+        publish("/run/test/one")?;
+        publish("/run/test/one")?;
+        let refused = Expected(Code::FailedPrecondition, "/run/test/one");
+        expect("a second path", publish("/run/test/two"), &refused);
+        client.unpublish(&id, Path::new("/run/test/one"))?;
+        client.delete(&id)?;
+    }
+    Ok(())
+}
+
 fn figures(path: &str) -> Result<String> {
     let mut connection = TcpStream::connect(FIGURES)?;
     write!(connection, "GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")?;
@@ -336,6 +362,7 @@ fn check_tells_what_is_wrong_with_file_and_host(lab: &Lab) -> Result {
 lab_test::main! {
     wrong_requests_get_the_right_code_name_the_field_and_change_nothing: Needs::disks(1, GIB).guest(),
     names_of_every_kind_come_back_as_they_were: Needs::disks(1, GIB).guest(),
+    a_volume_for_a_single_writer_is_published_on_one_path: Needs::disks(1, GIB).guest(),
     a_changed_configuration_takes_effect_and_a_wrong_one_is_told: Needs::disks(1, GIB).guest(),
     a_second_driver_is_refused_and_an_ended_one_leaves_nothing_half_done: Needs::disks(1, GIB).guest(),
     check_tells_what_is_wrong_with_file_and_host: Needs::disks(1, GIB).guest(),
