@@ -171,13 +171,15 @@ pub enum Refusal {
     },
     /// Its new extents could be read before they are zeroed.
     #[error(
-        "{path} is in use as a block device with layout {layout}, with which it grows only while nobody uses it"
+        "{path} is in use as a block device and its RAID images lie on {disks} disks and not on {images}: it grows only while nobody uses it"
     )]
     BlockGrowsOnlyUnused {
         /// Which.
         path: VolumePath,
-        /// Its layout.
-        layout: String,
+        /// On how many disks it lies.
+        disks: usize,
+        /// How many images it has.
+        images: u64,
     },
     /// Made by a newer version.
     #[error("{path} was made by a newer lvms (format {format}): this one does not change it")]

@@ -210,7 +210,9 @@ impl Volumes<Linux> {
         let size = linux.device_size(&device).map_err(system("measuring", &device))?;
         let superblock = linux.superblock(&device, kind).map_err(system("reading", &device))?;
         let is_smaller = superblock.is_none_or(|superblock| superblock.size + REMAINDER <= size);
-        let writable = mounts.iter().find(|mount| mount.device == mounted.device && !mount.is_read_only());
+        let writable = mounts.iter().find(|mount| {
+            mount.device == mounted.device && mount.filesystem == mounted.filesystem && !mount.is_read_only()
+        });
         if !is_smaller {
             return Ok(());
         }

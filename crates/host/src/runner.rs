@@ -44,7 +44,7 @@ pub trait Runner: Send + Sync + 'static {
     /// How a copy-on-write snapshot is; `None` while it is inactive.
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>>;
 
-    /// Whether somebody has the device of a volume open.
+    /// Whether somebody has the device of a volume open, or may at any time: it is published.
     fn is_open(&self, volume: &VolumePath) -> io::Result<bool>;
 
     /// Lets suspended devices of a group go on, and returns their names. No command of ours may be running in it.

@@ -175,6 +175,71 @@ fn block_devices_never_show_former_bytes(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn raid_volumes_in_use_as_block_devices_grow_and_never_show_former_bytes(lab: &Lab) -> Result {
+    fill_with_former_bytes(lab)?;
+    run("vgcreate", ["vg"].into_iter().chain(lab.disks().iter().map(String::as_str)))?;
+    let engine = Volumes::open(Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?;
+    let block = Access::Block { read_only: false };
+    for options in [
+        &["--type=raid1", "-m1"][..],
+        &["--type=raid10", "-i2", "-m1"],
+        &["--type=raid5", "-i2"],
+        &["--type=raid6", "-i3"],
+    ] {
+        let class = class(false)?;
+        let wish = Wish {
+            name: LvName::parse("v")?,
+            class: &class,
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+            size: Bytes::mib(24),
+            limit: None,
+            facts: Facts { name: Some("v".to_owned()), block: true, ..Facts::default() },
+            source: None,
+        };
+        engine.create(&wish, None)?;
+        let volume = path("v")?;
+        let at = publish(&engine, &volume, "v", &block)?;
+        let images = || -> Result<Vec<String>> {
+            let report = run(
+                "pvs",
+                ["--segments", "--noheadings", "--sort", "lv_name,pv_name", "-o", "lv_name,pv_name"],
+            )?;
+            let mut images: Vec<String> =
+                report.lines().filter(|line| line.contains("_rimage_")).map(str::to_owned).collect();
+            images.dedup();
+            Ok(images)
+        };
+        let before_growth = images()?;
+        run("dd", ["if=/dev/urandom", &format!("of={}", at.display()), "bs=1M", "count=24", "oflag=direct"])?;
+        let sum = || run("sh", ["-c", &format!("head -c {} {} | sha256sum", 24 * MIB, at.display())]);
+        let before = sum()?;
+        let user = fs::File::open(&at)?;
+        assert_eq!(engine.grow(&class, &volume, Bytes::mib(48), None)?.size, Bytes::mib(48), "{options:?}");
+        drop(user);
+        assert_eq!(sum()?, before, "{options:?}");
+        assert!(has_only_zeros(&at, 24 * MIB, 48 * MIB)?, "{options:?}");
+        assert_eq!(images()?, before_growth, "{options:?}: each image is on its own disk");
+        engine.unpublish("v", &at)?;
+        engine.remove(&volume, None)?;
+        assert_eq!(run("lvs", ["--noheadings", "vg"])?, "", "{options:?}");
+    }
+    Ok(())
+}
+
+fn a_published_block_device_is_in_use_though_nobody_has_it_open(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), true)?;
+    let at = publish(&engine, &volume, "v", &Access::Block { read_only: false })?;
+    let facts = Facts { name: Some("s".into()), snapshot: true, ..Facts::default() };
+    engine.snapshot(&class(false)?, &volume, &LvName::parse("s")?, &facts, None)?;
+    // To grow it, its device would have to go away under whoever may open it.
+    let refused = engine.grow(&class(false)?, &volume, Bytes::mib(128), None);
+    assert!(matches!(refused, Err(volumes::Error::Refused(Refusal::GrowsOnlyUnused { .. }))), "{refused:?}");
+    engine.unpublish("v", &at)?;
+    assert_eq!(engine.grow(&class(false)?, &volume, Bytes::mib(128), None)?.size, Bytes::mib(128));
+    Ok(())
+}
+
 fn whatever_is_on_a_volume_is_never_formatted(lab: &Lab) -> Result {
     let engine = engine(lab)?;
     let cases: [(&str, &str); 5] = [
@@ -394,6 +459,8 @@ lab_test::main! {
     two_targets_of_one_volume_have_their_own_flags_in_any_order: Needs::disks(1, GIB).guest(),
     differing_flags_and_occupied_targets_are_refused_by_name: Needs::disks(1, GIB).guest(),
     block_devices_never_show_former_bytes: Needs::disks(1, 1400 * MIB).guest(),
+    raid_volumes_in_use_as_block_devices_grow_and_never_show_former_bytes: Needs::disks(6, 64 * MIB).guest(),
+    a_published_block_device_is_in_use_though_nobody_has_it_open: Needs::disks(1, GIB).guest(),
     whatever_is_on_a_volume_is_never_formatted: Needs::disks(1, 3 * GIB).guest(),
     a_read_only_mount_makes_no_filesystem: Needs::disks(1, GIB).guest(),
     a_used_volume_whose_filesystem_is_gone_is_not_formatted_again: Needs::disks(1, GIB).guest(),

@@ -21,9 +21,8 @@ pub const COLUMNS: [(&str, &str); 5] = [
         "lv_name,lv_uuid,lv_attr,lv_size,lv_tags,origin,origin_size,pool_lv,lv_kernel_major,lv_kernel_minor,\
          lv_metadata_size,copy_percent",
     ),
-    // No column would mean all of them.
-    ("pvseg", "pvseg_start"),
-    ("seg", "lv_uuid,segtype,stripes,data_copies,seg_size_pe,chunk_size,seg_pe_ranges"),
+    ("pvseg", "pv_name,pvseg_start,pvseg_size,lv_name"),
+    ("seg", "lv_uuid,segtype,stripes,data_copies,seg_size_pe,chunk_size"),
 ];
 
 /// All volume groups of the host that LVM shows.
@@ -116,14 +115,14 @@ pub struct Volume {
     pub active: bool,
     /// How far RAID images agree, in percent.
     pub synced: Option<f64>,
-    /// Where its own extents lie; empty if that is not known, as after a change of ours.
+    /// Where its data lies; empty if that is not known, as after a change of ours.
     pub areas: Vec<Area>,
 }
 
 /// Extents of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Area {
-    /// The disk's device node, or the name of a hidden volume.
+    /// The disk's device node.
     pub place: String,
     /// The first extent.
     pub first: u64,
@@ -296,10 +295,12 @@ fn group(row: &Row<'_>, tables: &Tables) -> Result<Group, BadReport> {
     for segment in rows(tables, "seg") {
         segments.entry(segment.text("lv_uuid")?).or_default().push(segment);
     }
+    let mut places = areas(tables)?;
     let mut volumes = BTreeMap::new();
     for row in rows(tables, "lv") {
         let segments = segments.get(row.text("lv_uuid")?).map(Vec::as_slice).unwrap_or_default();
-        let volume = volume(&row, segments)?;
+        let areas = places.remove(row.text("lv_name")?).unwrap_or_default();
+        let volume = volume(&row, segments, areas)?;
         volumes.insert(volume.name.clone(), volume);
     }
     Ok(Group {
@@ -330,14 +331,10 @@ fn disk(row: &Row<'_>) -> Result<Disk, BadReport> {
     })
 }
 
-fn volume(row: &Row<'_>, segments: &[Row<'_>]) -> Result<Volume, BadReport> {
+fn volume(row: &Row<'_>, segments: &[Row<'_>], areas: Vec<Area>) -> Result<Volume, BadReport> {
     let attributes = row.text("lv_attr")?;
     let size = row.bytes("lv_size")?;
     let kind = kind(row, attributes, size, segments)?;
-    let mut areas = Vec::new();
-    for segment in segments {
-        areas.extend(segment.text("seg_pe_ranges")?.split_whitespace().filter_map(area));
-    }
     Ok(Volume {
         name: LvName::parse(row.text("lv_name")?)?,
         uuid: row.text("lv_uuid")?.to_owned(),
@@ -387,9 +384,17 @@ fn layout(segments: &[Row<'_>]) -> Result<Kind, BadReport> {
     Ok(Kind::Thick(widest))
 }
 
-/// `/dev/sda:0-4`
-fn area(text: &str) -> Option<Area> {
-    let (place, range) = text.rsplit_once(':')?;
-    let (first, last) = range.split_once('-')?;
-    Some(Area { place: place.to_owned(), first: first.parse().ok()?, last: last.parse().ok()? })
+/// Where volumes lie, by their names; the images of a RAID volume are hidden volumes, whose names are in brackets.
+fn areas<'a>(tables: &'a Tables) -> Result<BTreeMap<&'a str, Vec<Area>>, BadReport> {
+    let mut areas: BTreeMap<&'a str, Vec<Area>> = BTreeMap::new();
+    for row in rows(tables, "pvseg") {
+        let name = row.text("lv_name")?.trim_matches(['[', ']']);
+        let name = name.rsplit_once("_rimage_").map_or(name, |(volume, _)| volume);
+        let (first, size): (u64, u64) = (row.number("pvseg_start")?, row.number("pvseg_size")?);
+        if !name.is_empty() && size > 0 {
+            let place = row.text("pv_name")?.to_owned();
+            areas.entry(name).or_default().push(Area { place, first, last: first + size - 1 });
+        }
+    }
+    Ok(areas)
 }

@@ -75,6 +75,11 @@ impl Shape {
         }
     }
 
+    /// Whether what is lost with a disk is on others, too.
+    pub fn is_redundant(self) -> bool {
+        self.disks > self.stripes
+    }
+
     /// The size that a volume of so many extents really gets.
     pub fn round_up(self, extents: Extents) -> Extents {
         extents.round_up(self.stripes)

@@ -342,7 +342,8 @@ impl Runner for Linux {
     }
 
     fn is_open(&self, volume: &VolumePath) -> io::Result<bool> {
-        Ok(self.device(&volume.mapper_name())?.is_some_and(|device| device.open > 0))
+        let Some(device) = self.device(&volume.mapper_name())? else { return Ok(false) };
+        Ok(device.open > 0 || self.mounts()?.iter().any(|mount| mount.device == device.number))
     }
 
     fn recover(&self, group: &VgName) -> io::Result<Vec<String>> {
