@@ -7,21 +7,21 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use thiserror::Error;
 use tokio::sync::watch;
 
 use crate::desired::DeviceClass;
 use crate::facts::Facts;
-use crate::lvm::inventory::Kind;
+use crate::lvm::inventory::{Disk, Kind};
 use crate::lvm::shape::Shape;
 use crate::lvm::{Change, Failure, Group, Inventory, Volume, model};
 use crate::names::{LvName, VgName, VolumePath};
-use crate::plan::capacity::Situation;
+use crate::plan::capacity::{Situation, complete};
 use crate::plan::volume::{self, Wish};
 use crate::plan::{Next, Refusal, Step};
-use crate::queue::{NoTurn, Queue, Stuck};
+use crate::queue::{NoTurn, Queue, Stuck, Turn};
 use crate::runner::Runner;
 use crate::units::Bytes;
 
@@ -38,7 +38,7 @@ pub enum Error {
     #[error(transparent)]
     NoTurn(#[from] NoTurn),
     /// Bytes could not be written or read.
-    #[error("{what} failed")]
+    #[error("{what} failed, and goes on with the same call once its disk is well")]
     Bytes {
         /// What.
         what: String,
@@ -63,6 +63,9 @@ pub struct Work {
 
 /// More steps than any plan has.
 const MOST_STEPS: usize = 40;
+
+/// So often a step is planned anew because somebody else was quicker.
+const MOST_SURPRISES: usize = 3;
 
 /// The engine.
 pub struct Volumes<R> {
@@ -115,7 +118,26 @@ impl<R: Runner> Volumes<R> {
 
     /// What holds a group up.
     pub fn stuck(&self, group: &VgName) -> Option<Stuck> {
-        lock(&self.queues).get(group).and_then(|queue| queue.stuck())
+        let stuck = lock(&self.queues).get(group).and_then(|queue| queue.stuck());
+        stuck.map(|stuck| self.with_suspended(group, stuck))
+    }
+
+    /// Which devices are suspended may change while a command hangs: it is looked at when it is told.
+    fn with_suspended(&self, group: &VgName, stuck: Stuck) -> Stuck {
+        let suspended = self.runner.suspended(group).unwrap_or_default();
+        Stuck { suspended, ..stuck }
+    }
+
+    fn turn<'a>(
+        &self,
+        queue: &'a Queue,
+        group: &VgName,
+        deadline: Option<Instant>,
+    ) -> Result<Turn<'a>, NoTurn> {
+        queue.turn(deadline).map_err(|reason| match reason {
+            NoTurn::Stuck(stuck) => NoTurn::Stuck(self.with_suspended(group, stuck)),
+            NoTurn::TooLate => NoTurn::TooLate,
+        })
     }
 
     /// Makes a volume, or finds the one that was made by the same wish.
@@ -163,9 +185,11 @@ impl<R: Runner> Volumes<R> {
 
     /// Removes a volume; one that is gone already is as good.
     pub fn remove(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
-        // Copies lie elsewhere, and may need one of its snapshots.
-        let groups: Vec<VgName> =
-            [path.group.clone()].into_iter().chain(self.inventory().groups.keys().cloned()).collect();
+        // Copies lie elsewhere, and may need one of its snapshots. Of a group that a command holds up, what is known
+        // has to do.
+        let others: Vec<VgName> = self.inventory().groups.keys().cloned().collect();
+        let others = others.into_iter().filter(|other| *other != path.group && self.stuck(other).is_none());
+        let groups: Vec<VgName> = [path.group.clone()].into_iter().chain(others).collect();
         self.settle(path, &groups, false, deadline, |situation| volume::remove(situation, path))
     }
 
@@ -203,6 +227,22 @@ impl<R: Runner> Volumes<R> {
         })
     }
 
+    /// Makes the device of a volume anew.
+    pub(crate) fn renew(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
+        let groups = [path.group.clone()];
+        let steps = Cell::new(0);
+        self.settle(path, &groups, false, deadline, |situation| {
+            situation.inventory.volume(path).ok_or_else(|| Refusal::NoVolume(path.clone()))?;
+            let path = path.clone();
+            let change = match steps.replace(steps.get() + 1) {
+                0 => Change::Deactivate { path },
+                1 => Change::Activate { path },
+                _ => return Ok(Next::Done),
+            };
+            Ok(Next::Do(Box::new(Step::Change(change))))
+        })
+    }
+
     /// Extends the store of a copy-on-write snapshot once.
     pub fn extend_store(self: &Arc<Self>, snapshot: &VolumePath) -> Result<(), Error> {
         let inventory = self.inventory();
@@ -220,13 +260,16 @@ impl<R: Runner> Volumes<R> {
     /// Like [`Volumes::look`], while nobody of us changes the group.
     pub fn look_in_turn(&self, group: &VgName) -> Result<(), Error> {
         let queue = self.queue(group);
-        let _turn = queue.turn(None)?;
+        let _turn = self.turn(&queue, group, None)?;
         self.look(group)
     }
 
     /// The largest new volume that a class admits; nothing whenever one would be refused.
     pub fn capacity(&self, class: &DeviceClass, options: &[String]) -> Result<Bytes, Refusal> {
         let inventory = self.inventory();
+        if let Some(group) = inventory.groups.get(&class.group) {
+            present(group)?;
+        }
         let pool = |pool: &VolumePath| self.runner.pool(pool).ok().flatten();
         Situation { inventory: &inventory, pool: &pool }.largest(class, options)
     }
@@ -250,9 +293,10 @@ impl<R: Runner> Volumes<R> {
         plan: impl Fn(Situation<'_>) -> Result<Next, Refusal>,
     ) -> Result<(), Error> {
         let mut at = path.group.clone();
+        let mut surprises = 0;
         for _ in 0..MOST_STEPS {
             let queue = self.queue(&at);
-            let turn = queue.turn(deadline)?;
+            let turn = self.turn(&queue, &at, deadline)?;
             for group in groups {
                 self.look_at(group, places)?;
             }
@@ -271,7 +315,13 @@ impl<R: Runner> Volumes<R> {
                 continue;
             }
             match *step {
-                Step::Change(change) => self.change(&queue, &change)?,
+                Step::Change(change) => match self.change(&queue, &change) {
+                    Err(Error::Lvm(failure)) if failure.is_of_another() && surprises < MOST_SURPRISES => {
+                        tracing::info!(volume = %path, %failure, "somebody else was quicker");
+                        surprises += 1;
+                    }
+                    done => done?,
+                },
                 Step::Swap(first, second) => {
                     self.change(&queue, &first)?;
                     self.change(&queue, &second)?;
@@ -281,7 +331,7 @@ impl<R: Runner> Volumes<R> {
                     self.work(&queue, &volume, "zero", deadline, |progress| {
                         self.runner.zero(&volume, from, to, progress)
                     })?;
-                    let _turn = queue.turn(None)?;
+                    let _turn = self.turn(&queue, &at, None)?;
                     self.look(&at)?;
                     self.change(&queue, &then)?;
                 }
@@ -290,7 +340,7 @@ impl<R: Runner> Volumes<R> {
                     self.work(&queue, &to, "copy", deadline, |progress| {
                         self.runner.copy(&from, &to, length, dirty, progress)
                     })?;
-                    let _turn = queue.turn(None)?;
+                    let _turn = self.turn(&queue, &at, None)?;
                     self.look(&at)?;
                     self.change(&queue, &then)?;
                 }
@@ -321,6 +371,11 @@ impl<R: Runner> Volumes<R> {
     /// Makes one change, in its group's turn, and follows it.
     fn change(self: &Arc<Self>, queue: &Arc<Queue>, change: &Change) -> Result<(), Error> {
         let group = change.path().group;
+        if change.is_written()
+            && let Some(group) = self.inventory().groups.get(&group)
+        {
+            complete(group)?;
+        }
         match self.runner.change(change) {
             Ok(()) => {
                 self.follow(&group, change);
@@ -328,10 +383,14 @@ impl<R: Runner> Volumes<R> {
             }
             Err(Failure::Stuck { pid, program, limit, rest }) => {
                 tracing::error!(group = %group, pid, program, "a command does not end: its volume group waits for it");
-                queue.stop(Stuck { pid, program: program.clone() });
-                self.wait_for(group, Arc::clone(queue), rest);
-                Err(NoTurn::Stuck(Stuck { pid, program: format!("{program} (for {} s)", limit.as_secs()) })
-                    .into())
+                let stuck = Stuck {
+                    pid,
+                    program: format!("{program} (for more than {} s)", limit.as_secs()),
+                    suspended: Vec::new(),
+                };
+                queue.stop(stuck.clone());
+                self.wait_for(group.clone(), Arc::clone(queue), rest);
+                Err(NoTurn::Stuck(self.with_suspended(&group, stuck)).into())
             }
             Err(failure) => {
                 if let Err(error) = self.runner.recover(&group) {
@@ -388,7 +447,6 @@ impl<R: Runner> Volumes<R> {
         self.look_at(name, false)
     }
 
-    /// That a group is gone is believed only after a second look.
     fn look_at(&self, name: &VgName, places: bool) -> Result<(), Error> {
         if let Some(group) = self.inventory().groups.get(name)
             && group.seqno != UNKNOWN
@@ -397,15 +455,11 @@ impl<R: Runner> Volumes<R> {
         {
             return Ok(());
         }
-        let report = || self.runner.inventory(Some(name));
-        let found = match report() {
-            Err(Failure::NotFound(_)) => {
-                std::thread::sleep(Duration::from_millis(100));
-                report()
-            }
-            other => other,
-        };
-        match found {
+        // LVM would wait for the lock of the command that hangs.
+        if let Some(stuck) = self.stuck(name) {
+            return Err(NoTurn::Stuck(stuck).into());
+        }
+        match self.runner.inventory(Some(name)) {
             Ok(mut inventory) => {
                 if let Some(group) = inventory.groups.remove(name) {
                     self.tell(Arc::unwrap_or_clone(group));
@@ -413,14 +467,38 @@ impl<R: Runner> Volumes<R> {
                 Ok(())
             }
             Err(Failure::NotFound(_)) => {
-                self.known.send_modify(|inventory| {
-                    Arc::make_mut(inventory).groups.remove(name);
-                });
+                self.lose(name);
                 Ok(())
             }
             Err(failure) => Err(failure.into()),
         }
     }
+
+    /// A group that LVM does not find is gone, unless its disks are: then its volumes are still somebody's.
+    fn lose(&self, name: &VgName) {
+        let inventory = self.inventory();
+        let known = inventory.groups.get(name);
+        let unreadable = known.map(|group| self.runner.unreadable(group)).unwrap_or_default();
+        match known.filter(|_| !unreadable.is_empty()) {
+            Some(group) => {
+                let mut group = Group::clone(group);
+                for disk in group.disks.iter_mut().filter(|disk| unreadable.contains(&disk.uuid)) {
+                    disk.missing = true;
+                }
+                group.seqno = UNKNOWN;
+                self.tell(group);
+            }
+            None => self.known.send_modify(|inventory| {
+                Arc::make_mut(inventory).groups.remove(name);
+            }),
+        }
+    }
+}
+
+/// Whether no disk has gone since LVM was asked.
+fn present(group: &Group) -> Result<(), Refusal> {
+    let disks: Vec<String> = group.disks.iter().filter(|disk| disk.is_gone()).map(Disk::told).collect();
+    if disks.is_empty() { Ok(()) } else { Err(Refusal::DisksMissing { group: group.name.clone(), disks }) }
 }
 
 /// No group has this sequence number.
