@@ -3,25 +3,29 @@
 //! What is there is known from one report and followed through our own changes ([`crate::lvm::model`]). Before each
 //! change the group's sequence number is read from a disk; only if somebody else has changed it is LVM asked again.
 
+mod held_up;
+mod look;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use look::present;
 use thiserror::Error;
 use tokio::sync::watch;
 
 use crate::desired::DeviceClass;
 use crate::facts::Facts;
-use crate::lvm::inventory::{Disk, Kind};
+use crate::lvm::inventory::Kind;
 use crate::lvm::shape::Shape;
-use crate::lvm::{Change, Failure, Group, Inventory, Volume, model};
+use crate::lvm::{Change, Failure, Inventory, Volume};
 use crate::names::{LvName, VgName, VolumePath};
 use crate::plan::capacity::{Situation, complete};
 use crate::plan::volume::{self, Wish};
 use crate::plan::{Next, Refusal, Step};
-use crate::queue::{NoTurn, Queue, Stuck, Turn};
+use crate::queue::{NoTurn, Queue, Stuck};
 use crate::runner::Runner;
 use crate::units::Bytes;
 
@@ -116,30 +120,6 @@ impl<R: Runner> Volumes<R> {
         lock(&self.works).clone()
     }
 
-    /// What holds a group up.
-    pub fn stuck(&self, group: &VgName) -> Option<Stuck> {
-        let stuck = lock(&self.queues).get(group).and_then(|queue| queue.stuck());
-        stuck.map(|stuck| self.with_suspended(group, stuck))
-    }
-
-    /// Which devices are suspended may change while a command hangs: it is looked at when it is told.
-    fn with_suspended(&self, group: &VgName, stuck: Stuck) -> Stuck {
-        let suspended = self.runner.suspended(group).unwrap_or_default();
-        Stuck { suspended, ..stuck }
-    }
-
-    fn turn<'a>(
-        &self,
-        queue: &'a Queue,
-        group: &VgName,
-        deadline: Option<Instant>,
-    ) -> Result<Turn<'a>, NoTurn> {
-        queue.turn(deadline).map_err(|reason| match reason {
-            NoTurn::Stuck(stuck) => NoTurn::Stuck(self.with_suspended(group, stuck)),
-            NoTurn::TooLate => NoTurn::TooLate,
-        })
-    }
-
     /// Makes a volume, or finds the one that was made by the same wish.
     pub fn create(self: &Arc<Self>, wish: &Wish<'_>, deadline: Option<Instant>) -> Result<Volume, Error> {
         let path = wish.path();
@@ -185,11 +165,9 @@ impl<R: Runner> Volumes<R> {
 
     /// Removes a volume; one that is gone already is as good.
     pub fn remove(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
-        // Copies lie elsewhere, and may need one of its snapshots. Of a group that a command holds up, what is known
-        // has to do.
-        let others: Vec<VgName> = self.inventory().groups.keys().cloned().collect();
-        let others = others.into_iter().filter(|other| *other != path.group && self.stuck(other).is_none());
-        let groups: Vec<VgName> = [path.group.clone()].into_iter().chain(others).collect();
+        // Copies that lie elsewhere, and may need one of its snapshots, are ours and known; a group that cannot be
+        // looked at holds no other up.
+        let groups = [path.group.clone()];
         self.settle(path, &groups, false, deadline, |situation| volume::remove(situation, path))
     }
 
@@ -261,12 +239,30 @@ impl<R: Runner> Volumes<R> {
     pub fn look_in_turn(&self, group: &VgName) -> Result<(), Error> {
         let queue = self.queue(group);
         let _turn = self.turn(&queue, group, None)?;
+        // Somebody's command may have been killed.
+        if let Err(error) = self.runner.recover(group) {
+            tracing::debug!(group = %group, %error, "suspended devices could not be looked for");
+        }
         self.look(group)
+    }
+
+    fn look_for_places(&self, group: &VgName) -> Result<(), Error> {
+        let queue = self.queue(group);
+        let _turn = self.turn(&queue, group, None)?;
+        self.look_at(group, true)
     }
 
     /// The largest new volume that a class admits; nothing whenever one would be refused.
     pub fn capacity(&self, class: &DeviceClass, options: &[String]) -> Result<Bytes, Refusal> {
-        let inventory = self.inventory();
+        let mut inventory = self.inventory();
+        // Where LVM has put what was made last is known only from LVM, and matters only to what lies on several disks.
+        let unplaced = inventory.groups.get(&class.group).is_some_and(|group| !group.placed);
+        if unplaced && Shape::of_options(options).disks > 1 {
+            if let Err(error) = self.look_for_places(&class.group) {
+                tracing::warn!(group = %class.group, %error, "a volume group cannot be looked at");
+            }
+            inventory = self.inventory();
+        }
         if let Some(group) = inventory.groups.get(&class.group) {
             present(group)?;
         }
@@ -401,105 +397,4 @@ impl<R: Runner> Volumes<R> {
             }
         }
     }
-
-    /// Lets a group go on when the command that held it up has ended.
-    fn wait_for(self: &Arc<Self>, group: VgName, queue: Arc<Queue>, rest: Box<crate::runner::Following>) {
-        let volumes = Arc::clone(self);
-        std::thread::spawn(move || {
-            let ended = rest.to_the_end();
-            tracing::warn!(group = %group, ?ended, "the command that did not end has ended");
-            if let Err(error) = volumes.runner.recover(&group) {
-                tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
-            }
-            volumes.forget(&group);
-            queue.go_on();
-        });
-    }
-
-    /// What a change of ours has done is known from the model, if nobody else has changed anything meanwhile.
-    fn follow(&self, name: &VgName, change: &Change) {
-        let Some(before) = self.inventory().groups.get(name).cloned() else { return };
-        let on_disk = self.runner.sequence_number(&before);
-        let mut group = Group::clone(&before);
-        let expected = before.seqno + model::increments(&before, change);
-        let modelled = model::apply(&mut group, change).is_ok();
-        group.seqno = if modelled && on_disk == Some(expected) { expected } else { UNKNOWN };
-        self.tell(group);
-    }
-
-    fn tell(&self, group: Group) {
-        self.known.send_modify(|inventory| {
-            Arc::make_mut(inventory).groups.insert(group.name.clone(), Arc::new(group));
-        });
-    }
-
-    /// The next look at this group asks LVM.
-    fn forget(&self, name: &VgName) {
-        self.known.send_modify(|inventory| {
-            if let Some(group) = Arc::make_mut(inventory).groups.get_mut(name) {
-                Arc::make_mut(group).seqno = UNKNOWN;
-            }
-        });
-    }
-
-    /// Makes sure that what is known of a group is what is on disk.
-    pub fn look(&self, name: &VgName) -> Result<(), Error> {
-        self.look_at(name, false)
-    }
-
-    fn look_at(&self, name: &VgName, places: bool) -> Result<(), Error> {
-        if let Some(group) = self.inventory().groups.get(name)
-            && group.seqno != UNKNOWN
-            && (group.placed || !places)
-            && self.runner.sequence_number(group) == Some(group.seqno)
-        {
-            return Ok(());
-        }
-        // LVM would wait for the lock of the command that hangs.
-        if let Some(stuck) = self.stuck(name) {
-            return Err(NoTurn::Stuck(stuck).into());
-        }
-        match self.runner.inventory(Some(name)) {
-            Ok(mut inventory) => {
-                if let Some(group) = inventory.groups.remove(name) {
-                    self.tell(Arc::unwrap_or_clone(group));
-                }
-                Ok(())
-            }
-            Err(Failure::NotFound(_)) => {
-                self.lose(name);
-                Ok(())
-            }
-            Err(failure) => Err(failure.into()),
-        }
-    }
-
-    /// A group that LVM does not find is gone, unless its disks are: then its volumes are still somebody's.
-    fn lose(&self, name: &VgName) {
-        let inventory = self.inventory();
-        let known = inventory.groups.get(name);
-        let unreadable = known.map(|group| self.runner.unreadable(group)).unwrap_or_default();
-        match known.filter(|_| !unreadable.is_empty()) {
-            Some(group) => {
-                let mut group = Group::clone(group);
-                for disk in group.disks.iter_mut().filter(|disk| unreadable.contains(&disk.uuid)) {
-                    disk.missing = true;
-                }
-                group.seqno = UNKNOWN;
-                self.tell(group);
-            }
-            None => self.known.send_modify(|inventory| {
-                Arc::make_mut(inventory).groups.remove(name);
-            }),
-        }
-    }
 }
-
-/// Whether no disk has gone since LVM was asked.
-fn present(group: &Group) -> Result<(), Refusal> {
-    let disks: Vec<String> = group.disks.iter().filter(|disk| disk.is_gone()).map(Disk::told).collect();
-    if disks.is_empty() { Ok(()) } else { Err(Refusal::DisksMissing { group: group.name.clone(), disks }) }
-}
-
-/// No group has this sequence number.
-const UNKNOWN: u64 = 0;

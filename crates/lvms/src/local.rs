@@ -114,12 +114,16 @@ fn is_for_block(request: &NewVolume) -> Result<bool, Error> {
 }
 
 impl Volumes for LocalVolumes {
+    fn id(&self, name: &str) -> String {
+        Uuid::new_v5(&VOLUMES, name.as_bytes()).to_string()
+    }
+
     async fn create(&self, request: NewVolume, deadline: Instant) -> Result<Volume, Error> {
+        let id = self.id(&request.name);
         self.blocking(move |engine, desired| {
             let (class, options) = class(desired, &request.parameters)?;
             let block = is_for_block(&request)?;
-            let uuid = Uuid::new_v5(&VOLUMES, request.name.as_bytes());
-            let name = LvName::parse_new(&uuid.to_string()).map_err(|error| Error::invalid("name", error))?;
+            let name = LvName::parse_new(&id).map_err(|error| Error::invalid("name", error))?;
             let inventory = engine.inventory();
             // Found wherever it was made: the class may be another one now.
             if let Some(present) = find(desired, &inventory, name.as_str(), false)
@@ -352,24 +356,20 @@ impl LocalVolumes {
     async fn remove(&self, id: &str, is_snapshot: bool, deadline: Instant) -> Result<(), Error> {
         let id = id.to_owned();
         self.blocking(move |engine, desired| {
-            let mut unknown = None;
-            for group in desired.groups() {
-                if let Err(error) = engine.look(group) {
-                    unknown = Some(status::of_volumes(&error));
+            if find(desired, &engine.inventory(), &id, is_snapshot).is_none() {
+                // That it is gone is known only when every group was looked at.
+                for group in desired.groups() {
+                    engine.look(group).map_err(|error| status::of_volumes(&error))?;
+                    if !engine.inventory().groups.contains_key(group) {
+                        let message =
+                            format!("volume group {group} is not there: whether {id} is in it is not known");
+                        return Err(Error::new(Kind::Precondition, message));
+                    }
                 }
             }
             let inventory = engine.inventory();
-            if let Some(found) = find(desired, &inventory, &id, is_snapshot) {
-                let removed = engine.remove(&found.path, Some(deadline));
-                return removed.map_err(|error| status::of_volumes(&error));
-            }
-            // That it is gone is known only if all groups could be looked at.
-            let gone = not_found(desired, &inventory, "id", &id);
-            match unknown {
-                Some(error) => Err(error),
-                None if gone.kind == Kind::NotFound => Ok(()),
-                None => Err(gone),
-            }
+            let Some(found) = find(desired, &inventory, &id, is_snapshot) else { return Ok(()) };
+            engine.remove(&found.path, Some(deadline)).map_err(|error| status::of_volumes(&error))
         })
         .await
     }

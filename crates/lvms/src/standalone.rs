@@ -16,6 +16,7 @@ use lvms_csi::proto::controller_server::ControllerServer;
 use lvms_csi::proto::identity_server::IdentityServer;
 use lvms_csi::proto::node_server::NodeServer;
 use lvms_csi::{Controller, Identity, Node};
+use lvms_host::attention;
 use lvms_host::desired::Desired;
 use lvms_host::runner::{Linux, Options as HostOptions};
 use lvms_host::volumes::Volumes as Engine;
@@ -85,6 +86,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let linux = Arc::new(Linux::new(host).context("the host cannot be reached")?);
     let engine = Engine::open(linux, &desired.groups()).context("LVM does not answer")?;
     configuration.follow(options.config.clone())?;
+    shield(&engine, &desired);
+    let followed = Arc::clone(&configuration);
+    attention::follow(&engine, move || followed.desired())?;
     for group in desired.groups() {
         if !engine.inventory().groups.contains_key(group) {
             tracing::warn!(group = %group, "there is no such volume group: its classes have no capacity");
@@ -94,6 +98,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().max_blocking_threads(64).enable_all().build()?;
     runtime.block_on(serve(options, &socket, engine, configuration))
+}
+
+fn shield(engine: &Engine<Linux>, desired: &Desired) {
+    if let Err(error) = engine.runner().shield(&desired.groups()) {
+        tracing::warn!(%error, "the host cannot be kept from looking into volumes");
+    }
 }
 
 fn socket(endpoint: &str) -> Result<PathBuf> {
@@ -134,6 +144,13 @@ async fn serve(
         let figures = figures(Arc::clone(&metrics), Arc::clone(&engine), Arc::clone(&configuration));
         tokio::spawn(async move { axum::serve(listener, figures).await });
     }
+    let (shielded, mut changes) = (Arc::clone(&engine), configuration.watch());
+    tokio::spawn(async move {
+        while changes.changed().await.is_ok() {
+            let (engine, desired) = (Arc::clone(&shielded), Arc::clone(&changes.borrow_and_update()));
+            let _ = tokio::task::spawn_blocking(move || shield(&engine, &desired)).await;
+        }
+    });
     let listener = bind(socket)?;
     let volumes = Arc::new(LocalVolumes::new(engine, configuration));
     let locks = Arc::new(Locks::default());

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::group_lock::GroupLock;
 use super::process::{Finished, Namespaces, ProcessError, Processes, Program};
-use super::{Intent, Progress, Runner, crash, device};
+use super::{Intent, Progress, Runner, archive, crash, device, shield};
 use crate::dm::{self, Control, Cow, Pool};
 use crate::lvm::answer::Answer;
 use crate::lvm::inventory::{COLUMNS, Disk};
@@ -59,6 +59,7 @@ pub struct Linux {
     options: Options,
     /// The state of the host's files when our system directory was written.
     layered: Mutex<Option<Fingerprint>>,
+    archive: archive::Archive,
 }
 
 type Fingerprint = Vec<Option<(u64, i64, i64)>>;
@@ -72,7 +73,13 @@ impl Linux {
             namespaces: Namespaces::default(),
             group: group.as_ref().and_then(|file| file.try_clone().ok()),
         };
-        Ok(Linux { processes: Processes { namespaces, group }, here, options, layered: Mutex::default() })
+        Ok(Linux {
+            processes: Processes { namespaces, group },
+            here,
+            options,
+            layered: Mutex::default(),
+            archive: archive::Archive::default(),
+        })
     }
 
     /// Where our system directory for LVM is, on the host.
@@ -111,6 +118,16 @@ impl Linux {
         let finished = processes.run(program);
         crash::point(&name, "after");
         finished
+    }
+
+    fn report(&self, more: impl IntoIterator<Item = String>) -> Result<Inventory, Failure> {
+        let mut words = vec!["fullreport".to_owned(), "--units".into(), "b".into(), "--nosuffix".into()];
+        for (table, columns) in COLUMNS {
+            words.extend(["--configreport".to_owned(), table.into(), "--options".into(), columns.into()]);
+        }
+        words.extend(more);
+        let answer = self.lvm(&words, Intent::Looks)?;
+        Inventory::read(&answer).map_err(|error| Failure::Other(chain(&error)))
     }
 
     /// Runs lvm2 with these arguments.
@@ -204,6 +221,38 @@ impl Linux {
         self.on_host(Control::open)?
     }
 
+    /// Keeps the host from interpreting what is inside volumes of these groups. Where no udev runs, nobody does.
+    pub fn shield(&self, groups: &[&VgName]) -> io::Result<()> {
+        let write = || {
+            let runs = Path::new("/run/udev/control").exists();
+            if runs { shield::write(Path::new(shield::DIRECTORY), groups) } else { Ok(false) }
+        };
+        if !self.on_host(write)?? {
+            return Ok(());
+        }
+        tracing::info!("the host is told not to look into volumes");
+        // By itself udev reads changed rules a few seconds later.
+        let reload = Program::looks(["udevadm", "control", "--reload"], self.options.report_limit);
+        if let Err(error) = self.run(&reload).and_then(|finished| finished.success(&reload)) {
+            tracing::warn!(error = chain(&error), "udev cannot be told of its new rule at once");
+        }
+        Ok(())
+    }
+
+    fn prune_archive(&self, group: &VgName) {
+        if !self.archive.is_due(group) {
+            return;
+        }
+        let directory = self.system_directory().join("archive");
+        match self.on_host(|| archive::prune(&directory, group)).flatten() {
+            Ok(0) => {}
+            Ok(count) => tracing::debug!(group = %group, count, "old copies of LVM's metadata were removed"),
+            Err(error) => {
+                tracing::warn!(group = %group, %error, "old copies of LVM's metadata cannot be removed");
+            }
+        }
+    }
+
     /// The device node of an active volume.
     pub(crate) fn device_path(volume: &VolumePath) -> PathBuf {
         Path::new("/dev/mapper").join(volume.mapper_name())
@@ -293,13 +342,12 @@ fn control_group() -> Option<File> {
 
 impl Runner for Linux {
     fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure> {
-        let mut words = vec!["fullreport".to_owned(), "--units".into(), "b".into(), "--nosuffix".into()];
-        for (table, columns) in COLUMNS {
-            words.extend(["--configreport".to_owned(), table.into(), "--options".into(), columns.into()]);
-        }
-        words.extend(group.map(|group| group.to_string()));
-        let answer = self.lvm(&words, Intent::Looks)?;
-        Inventory::read(&answer).map_err(|error| Failure::Other(chain(&error)))
+        self.report(group.map(VgName::to_string))
+    }
+
+    /// At all disks: those that could not be read a while ago are not in LVM's hints.
+    fn look_closer(&self, group: &VgName) -> Result<Inventory, Failure> {
+        self.report(["--nohints".to_owned(), group.to_string()])
     }
 
     fn sequence_number(&self, group: &Group) -> Option<u64> {
@@ -331,6 +379,7 @@ impl Runner for Linux {
         for warning in answer.warnings() {
             tracing::debug!(volume = %change.path(), warning, "lvm2 warns");
         }
+        self.prune_archive(&change.path().group);
         Ok(())
     }
 
