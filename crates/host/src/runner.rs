@@ -7,6 +7,7 @@
 mod archive;
 mod crash;
 mod device;
+mod group_lock;
 mod linux;
 mod mounts;
 mod process;
@@ -32,8 +33,16 @@ pub trait Runner: Send + Sync + 'static {
     /// What is there: all groups, or one of them.
     fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure>;
 
+    /// What is there of a group that was not found, at a closer look.
+    fn look_closer(&self, group: &VgName) -> Result<Inventory, Failure> {
+        self.inventory(Some(group))
+    }
+
     /// The sequence number of a group as it is on disk now; `None` if it cannot be seen without asking LVM.
     fn sequence_number(&self, group: &crate::lvm::Group) -> Option<u64>;
+
+    /// The identities of a group's disks that are gone or cannot be read.
+    fn unreadable(&self, group: &crate::lvm::Group) -> Vec<String>;
 
     /// Makes one change.
     fn change(&self, change: &Change) -> Result<(), Failure>;
@@ -47,7 +56,11 @@ pub trait Runner: Send + Sync + 'static {
     /// Whether somebody has the device of a volume open, or may at any time: it is published.
     fn is_open(&self, volume: &VolumePath) -> io::Result<bool>;
 
-    /// Lets suspended devices of a group go on, and returns their names. No command of ours may be running in it.
+    /// Suspended devices of a group.
+    fn suspended(&self, group: &VgName) -> io::Result<Vec<String>>;
+
+    /// Lets suspended devices of a group go on, and returns their names; none while an LVM command works in the group,
+    /// whoever started it: what it suspends it resumes.
     fn recover(&self, group: &VgName) -> io::Result<Vec<String>>;
 
     /// Writes zeros from one place of an active volume to another.

@@ -259,6 +259,14 @@ impl Runner for Simulated {
         Ok(false)
     }
 
+    fn unreadable(&self, _: &Group) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn suspended(&self, _: &VgName) -> io::Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
     fn recover(&self, _: &VgName) -> io::Result<Vec<String>> {
         Ok(Vec::new())
     }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use axum::Router;
@@ -50,6 +51,9 @@ pub(crate) struct Options {
     /// lvm2's program on the host.
     #[arg(long, value_name = "FILE")]
     lvm_path: Option<PathBuf>,
+    /// A changing LVM command that has not ended after this long counts as stuck, and holds its volume group up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 180)]
+    command_deadline: u64,
     /// Where the lock and LVM's layered configuration are kept.
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/lvms", hide = true)]
     runtime_directory: PathBuf,
@@ -76,7 +80,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let socket = socket(&options.endpoint)?;
     let configuration = Configuration::read(&options.config)?;
     let desired = configuration.desired();
-    let host = host_options(&desired, options.lvm_path.as_deref(), &options.runtime_directory)?;
+    let mut host = host_options(&desired, options.lvm_path.as_deref(), &options.runtime_directory)?;
+    host.change_limit = Duration::from_secs(options.command_deadline);
     let _alone = be_alone(&options.runtime_directory)?;
     let linux = Arc::new(Linux::new(host).context("the host cannot be reached")?);
     let engine = Engine::open(linux, &desired.groups()).context("LVM does not answer")?;

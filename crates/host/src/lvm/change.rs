@@ -111,6 +111,11 @@ impl Change {
         }
     }
 
+    /// Whether LVM writes the group's metadata for it.
+    pub fn is_written(&self) -> bool {
+        !matches!(self, Change::Activate { .. } | Change::Deactivate { .. })
+    }
+
     /// The command after `lvm`.
     pub fn arguments(&self) -> Vec<String> {
         let mut words = Words(Vec::new());

@@ -1,6 +1,7 @@
 //! What is there: volume groups with their disks and volumes, from one report.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -81,6 +82,20 @@ pub struct Disk {
 }
 
 impl Disk {
+    /// Its name for people, who know a missing one by LVM's identity alone.
+    pub fn told(&self) -> String {
+        if self.path.starts_with('[') {
+            format!("PV {}", self.uuid)
+        } else {
+            format!("{} (PV {})", self.path, self.uuid)
+        }
+    }
+
+    /// Whether its device has gone since LVM was asked.
+    pub fn is_gone(&self) -> bool {
+        self.device.is_some_and(|number| !number.exists())
+    }
+
     /// How many extents can still be had from it.
     pub fn free(&self) -> Extents {
         if self.allocatable && !self.missing { self.extents - self.taken } else { Extents::ZERO }
@@ -94,6 +109,18 @@ pub struct DeviceNumber {
     pub major: u32,
     /// The device.
     pub minor: u32,
+}
+
+impl DeviceNumber {
+    /// The kernel's directory for it.
+    pub fn directory(self) -> PathBuf {
+        PathBuf::from(format!("/sys/dev/block/{}:{}", self.major, self.minor))
+    }
+
+    /// Whether the kernel has such a device.
+    pub fn exists(self) -> bool {
+        self.directory().exists()
+    }
 }
 
 /// A logical volume.
