@@ -5,15 +5,18 @@ mod stage;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use lab_test::{Error, Fault, GIB, Lab, MIB, Needs, Result, fails, run};
 use lvms_host::facts::Facts;
 use lvms_host::filesystem::{Filesystem, NotMountable};
 use lvms_host::names::{LvName, VgName};
 use lvms_host::plan::Refusal;
+use lvms_host::plan::volume::Wish;
 use lvms_host::publish::{Access, PublishError};
+use lvms_host::runner::{Linux, Options};
 use lvms_host::units::Bytes;
-use lvms_host::volumes;
+use lvms_host::volumes::{self, Volumes};
 use stage::*;
 
 fn size_of(target: &Path) -> Result<u64> {
