@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use lab_csi::Client;
-use lab_test::{Lab, Result};
+use lab_test::Result;
 
 const DRIVER: &str = "/lab/lvms-crash";
 const SOCKET: &str = "/run/test/csi.sock";
@@ -26,34 +26,34 @@ fn configuration(class: &str) -> String {
     format!("device-classes: [{{name: {class}, volume-group: {class}, spare-gb: 0, {shape}}}]\n")
 }
 
+/// It, started again and again.
 pub(crate) struct Driver {
-    process: Option<Child>,
-    client: Option<Client>,
+    running: Option<(lab_csi::Driver, Client)>,
     armed: u32,
 }
 
 impl Driver {
-    pub(crate) fn start(lab: &Lab, class: &str) -> Result<Driver> {
-        let mut driver = Driver { process: None, client: None, armed: 0 };
+    /// With no point armed.
+    pub(crate) fn start(class: &str) -> Result<Driver> {
         fs::create_dir_all("/run/test")?;
         fs::write(CONFIGURATION, configuration(class))?;
+        let mut driver = Driver { running: None, armed: 0 };
         driver.arm(0)?;
-        driver.again(lab)?;
+        driver.again()?;
         Ok(driver)
     }
 
     /// Starts it, after it was killed or at first.
-    pub(crate) fn again(&mut self, lab: &Lab) -> Result {
-        if let Some(mut process) = self.process.take() {
-            process.wait()?;
-        }
+    pub(crate) fn again(&mut self) -> Result {
+        drop(self.running.take());
         let _ = fs::remove_file(SOCKET);
         let log = fs::File::options().create(true).append(true).open("/run/test/lvms.log")?;
         let mut command = Command::new(DRIVER);
         command.args(["standalone", "--config", CONFIGURATION, "--endpoint", SOCKET, "--node-id", "here"]);
-        command.env("LVMS_CRASH_FILE", CRASH).stdin(Stdio::null()).stderr(log);
-        self.process = Some(command.spawn()?);
-        self.client = Some(lab.wait_for("the driver to serve", || Client::connect(Path::new(SOCKET)).ok())?);
+        command.env("LVMS_CRASH_FILE", CRASH).stderr(log);
+        let driver = lab_csi::Driver::start(&mut command, Path::new(SOCKET))?;
+        let client = driver.connect()?;
+        self.running = Some((driver, client));
         Ok(())
     }
 
@@ -64,22 +64,13 @@ impl Driver {
     }
 
     pub(crate) fn client(&self) -> Result<&Client> {
-        self.client.as_ref().ok_or_else(|| "the driver does not run".into())
+        self.running.as_ref().map(|(_, client)| client).ok_or_else(|| "the driver does not run".into())
     }
 
     pub(crate) fn has_died(&mut self) -> Result<bool> {
-        Ok(match &mut self.process {
-            Some(process) => process.try_wait()?.is_some(),
+        Ok(match &mut self.running {
+            Some((driver, _)) => driver.process.try_wait()?.is_some(),
             None => true,
         })
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        if let Some(mut process) = self.process.take() {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
     }
 }

@@ -24,7 +24,7 @@ fn set_up(lab: &Lab, class: &str) -> Result {
 
 fn survives(lab: &Lab, class: &str) -> Result {
     set_up(lab, class)?;
-    let mut driver = Driver::start(lab, class)?;
+    let mut driver = Driver::start(class)?;
     let mut points = 0;
     for operation in (User { class }).operations() {
         points += operation.survives_every_point(lab, &mut driver)?;
@@ -72,7 +72,7 @@ fn volumes_survive_a_power_cut_at_some_points(lab: &Lab) -> Result {
     if boot == 0 {
         set_up(lab, "thick")?;
     }
-    let mut driver = Driver::start(lab, "thick")?;
+    let mut driver = Driver::start("thick")?;
     if boot == 0 {
         (copied.prepare)(driver.client()?)?;
         let before = state()?;

@@ -115,7 +115,7 @@ impl<'a> Operation<'a> {
         };
         driver.arm(0)?;
         if died {
-            driver.again(lab)?;
+            driver.again()?;
         }
         Ok(died)
     }
