@@ -334,6 +334,27 @@ fn a_second_driver_is_refused_and_an_ended_one_leaves_nothing_half_done(lab: &La
     Ok(())
 }
 
+fn a_volume_deleted_while_it_is_made_leaves_nothing(lab: &Lab) -> Result {
+    let (driver, client) = start(lab)?;
+    let make = |client: &Client| client.create("short-lived", "thick", 128 << 20, Access::Block, None);
+    // Its id is known from an earlier life.
+    let id = make(&client)?.volume_id;
+    client.delete(&id)?;
+    let maker = driver.connect()?;
+    std::thread::scope(|scope| -> Result {
+        let made = scope.spawn(|| make(&maker));
+        let begun = lab.wait_for("the volume to be made", || {
+            run("lvs", ["--noheadings", "-o", "lv_name", "vg"]).ok()?.contains(&id).then_some(())
+        });
+        let deleted = client.delete(&id);
+        let _ = made.join();
+        begun?;
+        Ok(deleted?)
+    })?;
+    assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name", "vg"])?, "pool");
+    Ok(())
+}
+
 fn check_tells_what_is_wrong_with_file_and_host(lab: &Lab) -> Result {
     run("vgcreate", ["vg", lab.disk(0)])?;
     let check = |text: &str| -> Result<(bool, String)> {
@@ -365,5 +386,6 @@ lab_test::main! {
     a_volume_for_a_single_writer_is_published_on_one_path: Needs::disks(1, GIB).guest(),
     a_changed_configuration_takes_effect_and_a_wrong_one_is_told: Needs::disks(1, GIB).guest(),
     a_second_driver_is_refused_and_an_ended_one_leaves_nothing_half_done: Needs::disks(1, GIB).guest(),
+    a_volume_deleted_while_it_is_made_leaves_nothing: Needs::disks(1, GIB).guest(),
     check_tells_what_is_wrong_with_file_and_host: Needs::disks(1, GIB).guest(),
 }
