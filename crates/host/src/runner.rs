@@ -47,6 +47,9 @@ pub trait Runner: Send + Sync + 'static {
     /// Makes one change.
     fn change(&self, change: &Change) -> Result<(), Failure>;
 
+    /// Makes sure that the disks of a group keep what they were given: lvm2 writes its metadata and does not ask for it.
+    fn keep(&self, group: &crate::lvm::Group) -> io::Result<()>;
+
     /// How a thin pool is; `None` while it is inactive.
     fn pool(&self, pool: &VolumePath) -> io::Result<Option<Pool>>;
 

@@ -238,6 +238,10 @@ impl Runner for Simulated {
         Ok(())
     }
 
+    fn keep(&self, _: &Group) -> io::Result<()> {
+        Ok(())
+    }
+
     fn pool(&self, pool: &VolumePath) -> io::Result<Option<Pool>> {
         let state = self.state();
         let good = Pool {

@@ -375,7 +375,7 @@ impl<R: Runner> Volumes<R> {
         match self.runner.change(change) {
             Ok(()) => {
                 self.follow(&group, change);
-                Ok(())
+                self.keep(&group)
             }
             Err(Failure::Stuck { pid, program, limit, rest }) => {
                 tracing::error!(group = %group, pid, program, "a command does not end: its volume group waits for it");
@@ -396,5 +396,12 @@ impl<R: Runner> Volumes<R> {
                 Err(failure.into())
             }
         }
+    }
+
+    /// What is answered must outlive the loss of what disks have not written yet.
+    fn keep(&self, name: &VgName) -> Result<(), Error> {
+        let Some(group) = self.inventory().groups.get(name).cloned() else { return Ok(()) };
+        let kept = self.runner.keep(&group);
+        kept.map_err(|source| Error::Bytes { what: format!("flush of the disks of {name}"), source })
     }
 }

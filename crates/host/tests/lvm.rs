@@ -2,15 +2,20 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
-use lab_test::{GIB, Lab, MIB, Needs, Result, run};
+use lab_test::{Cut, GIB, Lab, MIB, Needs, Result, run};
 use lvms_host::dm::{Cow, PoolState};
+use lvms_host::facts::Facts;
 use lvms_host::lvm::inventory::Kind;
 use lvms_host::lvm::model::increments;
 use lvms_host::lvm::{Change, Failure, Group, metadata};
 use lvms_host::names::{LvName, Tag, VgName, VolumePath};
+use lvms_host::plan::volume::Wish;
 use lvms_host::runner::{Linux, Options, Runner};
+use lvms_host::simulated::history::{Class, device_class};
 use lvms_host::units::{Bytes, Extents};
+use lvms_host::volumes::Volumes;
 
 fn linux() -> Result<Linux> {
     Ok(Linux::new(Options::default())?)
@@ -320,7 +325,36 @@ fn commands_live_in_a_control_group_of_the_hosts(_: &Lab) -> Result {
     Ok(())
 }
 
+fn a_change_that_was_answered_outlives_the_loss_of_unflushed_writes(lab: &Lab) -> Result {
+    let names = ["first", "second", "third"];
+    if lab.boots() == 0 {
+        run("vgcreate", ["vg", lab.disk(0)])?;
+        let volumes = Volumes::open(Arc::new(linux()?), &[&VgName::parse("vg")?])?;
+        let class = device_class(Class::Linear);
+        for name in names {
+            let wish = Wish {
+                name: LvName::parse(name)?,
+                class: &class,
+                options: Vec::new(),
+                size: Bytes::mib(8),
+                limit: None,
+                facts: Facts { name: Some(name.to_owned()), block: true, ..Facts::default() },
+                source: None,
+            };
+            volumes.create(&wish, None)?;
+        }
+        return lab.cut_power(Cut::LoseUnflushed);
+    }
+    let group = group(&linux()?)?;
+    for name in names {
+        let volume = group.volumes.get(&LvName::parse(name)?).ok_or_else(|| format!("{name} is gone"))?;
+        assert!(!Facts::of(volume).is_unfinished(), "{name}: {:?}", volume.tags);
+    }
+    Ok(())
+}
+
 lab_test::main! {
+    a_change_that_was_answered_outlives_the_loss_of_unflushed_writes: Needs::disks(1, GIB).faults().without_udev().power_cut(),
     every_kind_of_volume_is_made_reported_and_removed: Needs::disks(2, GIB),
     failures_of_lvm2_are_types: Needs::disks(1, GIB),
     a_missing_disk_is_reported_and_refused_by_type: Needs::disks(2, GIB).hotplug(),

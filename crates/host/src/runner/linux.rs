@@ -383,6 +383,11 @@ impl Runner for Linux {
         Ok(())
     }
 
+    fn keep(&self, group: &Group) -> io::Result<()> {
+        let mut present = group.disks.iter().filter(|disk| !disk.missing);
+        self.on_host(|| present.try_for_each(|disk| File::open(&disk.path)?.sync_data()))?
+    }
+
     fn pool(&self, pool: &VolumePath) -> io::Result<Option<Pool>> {
         // The pool itself is a layer beneath the volume of its name.
         let device = self.device(&format!("{}-tpool", pool.mapper_name()))?;
