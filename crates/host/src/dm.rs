@@ -46,6 +46,7 @@ pub struct Device {
 const LIST_DEVICES: u8 = 2;
 const DEV_SUSPEND: u8 = 6;
 const DEV_WAIT: u8 = 8;
+const TABLE_CLEAR: u8 = 10;
 const TABLE_DEPS: u8 = 11;
 const TABLE_STATUS: u8 = 12;
 
@@ -80,6 +81,12 @@ impl Control {
     pub(crate) fn resume(&self, name: &str) -> io::Result<()> {
         // "Suspend" without the flag that asks for it means resume.
         self.call(DEV_SUSPEND, name, 0, 0)?;
+        Ok(())
+    }
+
+    /// Throws away mappings that were loaded and are not in force yet.
+    pub(crate) fn clear(&self, name: &str) -> io::Result<()> {
+        self.call(TABLE_CLEAR, name, 0, 0)?;
         Ok(())
     }
 

@@ -134,11 +134,11 @@ fn configuration(path: &Path, findings: &mut Findings) -> Option<Desired> {
 }
 
 fn check_host(linux: &Linux, desired: Option<&Desired>, findings: &mut Findings) {
+    // Before LVM is asked: a command that hangs with devices suspended lets it wait.
+    check_suspended(linux, desired, findings);
     check_version(linux, findings);
     check_kernel(linux, desired, findings);
     check_tools(linux, findings);
-    // Before LVM is asked: a command that hangs with devices suspended lets it wait.
-    check_suspended(linux, desired, findings);
     match linux.inventory(None) {
         Err(error) => findings.error("lvm2", format!("does not answer: {error}")),
         Ok(inventory) => {

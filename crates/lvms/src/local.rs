@@ -16,7 +16,7 @@ use lvms_host::facts::Facts;
 use lvms_host::filesystem::Filesystem;
 use lvms_host::mount::Flags;
 use lvms_host::names::{LvName, VolumePath};
-use lvms_host::plan::volume::Wish;
+use lvms_host::plan::volume::{Wish, is_half_made};
 use lvms_host::publish::Access;
 use lvms_host::runner::{Linux, Runner};
 use lvms_host::units::Bytes;
@@ -94,7 +94,7 @@ fn snapshot(engine: &Arc<Engine<Linux>>, found: &Found<'_>) -> Snapshot {
         source,
         size: found.volume.size.0,
         created: found.facts.created.and_then(|created| i64::try_from(created).ok()).unwrap_or_default(),
-        ready: !overflowed && found.volume.attribute(5) != 'I',
+        ready: !overflowed && found.volume.attribute(5) != 'I' && !is_half_made(found.volume),
     }
 }
 
@@ -149,7 +149,9 @@ impl Volumes for LocalVolumes {
                 let found = find(desired, &inventory, id, is_snapshot)
                     .ok_or_else(|| not_found(desired, &inventory, &field, id))?;
                 if is_snapshot && !snapshot(engine, &found).ready {
-                    let message = format!("{field}: {id} has overflowed and its bytes are lost: delete it");
+                    let message = format!(
+                        "{field}: {id} has overflowed, or was not finished, and its bytes are lost: delete it"
+                    );
                     return Err(Error::new(Kind::Precondition, message));
                 }
                 facts.source = Some(format!("{kind}:{id}"));
@@ -234,7 +236,8 @@ impl Volumes for LocalVolumes {
                 filesystem: found.filesystem.clone(),
                 ..Facts::default()
             };
-            if let Some(present) = find(desired, &inventory, id.as_str(), true) {
+            let present = find(desired, &inventory, id.as_str(), true);
+            if let Some(present) = present.filter(|present| !is_half_made(present.volume)) {
                 if present.facts.source == facts(&present.facts).source {
                     return Ok(snapshot(engine, &present));
                 }

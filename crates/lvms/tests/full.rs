@@ -103,7 +103,7 @@ fn fill_metadata(mappings: u64) -> Result {
 }
 
 /// Mappings that fill a little more than 80 % of 2 MiB: 126 are in a block of 4096 bytes when all come in their order.
-const MAPPINGS: u64 = 126 * 350;
+const MAPPINGS: u64 = 126 * 380;
 
 fn a_pool_whose_metadata_is_full_is_told_and_goes_on_when_it_is_extended(lab: &Lab) -> Result {
     run("vgcreate", ["-s", "1m", "vg", lab.disk(0)])?;
@@ -127,15 +127,16 @@ fn a_pool_whose_metadata_is_full_is_told_and_goes_on_when_it_is_extended(lab: &L
     assert!(!condition(client, &greedy, &target)?.0);
     // One block of data for each mapping more, until the kernel has no place for it.
     let offset = format!("--offset={}k", MAPPINGS * 64);
-    let write = ["--name=fill", "--rw=write:60k", "--bs=4k", "--ioengine=psync", "--direct=1", "--size=600m"];
+    let write =
+        ["--name=fill", "--rw=write:60k", "--bs=4k", "--ioengine=psync", "--direct=1", "--size=2400m"];
     fails("fio", write.into_iter().chain([offset.as_str(), &format!("--filename={}", target.display())]))?;
     let (abnormal, told) = condition(client, &greedy, &target)?;
     assert!(abnormal && told.contains("thin pool vg/pool cannot be written"), "{told}");
     refused(create(), Code::FailedPrecondition, &["thin pool vg/pool", "lvconvert --repair"]);
     assert_eq!(client.capacity("thin")?, 0);
     client.delete(&client.create("beside", "thick", 8 * MIB, Access::Block, None)?.volume_id)?;
-    assert_eq!(checksum(&device("vg", &neighbour))?, before);
 
+    // Until then the kernel may let nothing of the pool be read.
     client.unpublish(&greedy, &target)?;
     heal_metadata()?;
     client.delete(&create()?.volume_id)?;
@@ -149,8 +150,8 @@ fn a_pool_whose_metadata_is_full_is_told_and_goes_on_when_it_is_extended(lab: &L
 /// As the error says.
 fn heal_metadata() -> Result {
     run("vgchange", ["-qq", "-an", "vg"])?;
-    run("lvconvert", ["-qq", "-y", "--repair", "vg/pool"])?;
     run("lvextend", ["-qq", "--poolmetadatasize", "+8m", "vg/pool"])?;
+    run("lvconvert", ["-qq", "-y", "--repair", "vg/pool"])?;
     run("vgchange", ["-qq", "-ay", "vg"])?;
     Ok(())
 }

@@ -89,7 +89,9 @@ impl<'a> Situation<'a> {
         let state = state.ok_or_else(|| unusable("it is inactive: activate it with lvchange -ay"))?;
         match state.state {
             _ if state.needs_check => {
-                return Err(unusable("its metadata needs a check: deactivate it and run lvconvert --repair"));
+                return Err(unusable(
+                    "its metadata needs a check: deactivate it, extend its metadata if that is full, and run lvconvert --repair",
+                ));
             }
             PoolState::Good | PoolState::OutOfData => {}
             PoolState::ReadOnly => {

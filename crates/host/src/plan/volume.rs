@@ -5,7 +5,7 @@ mod snapshot;
 mod source;
 
 pub use growth::grow;
-pub use snapshot::{FULL_ENOUGH, extend_store, snapshot};
+pub use snapshot::{FULL_ENOUGH, extend_store, is_half_made, snapshot};
 use source::{Source, leftover, temporary};
 
 use super::capacity::Situation;

@@ -1,5 +1,6 @@
 //! This host.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
@@ -210,6 +211,17 @@ impl Linux {
         Ok(processes.run(&program)?.success(&program).ok().map(|finished| finished.text()))
     }
 
+    /// Brings devices that were resumed as they had been to what LVM's metadata says.
+    fn refresh(&self, group: &VgName, devices: &[String]) {
+        let volumes: BTreeSet<String> = devices.iter().filter_map(|name| volume_of(group, name)).collect();
+        for volume in volumes {
+            let words = ["lvchange", "--yes", "--refresh", &format!("{group}/{volume}")].map(str::to_owned);
+            if let Err(error) = self.lvm(&words, Intent::Changes) {
+                tracing::warn!(group = %group, volume, %error, "a volume that was suspended cannot be refreshed");
+            }
+        }
+    }
+
     /// Where LVM's locks are.
     fn locking_directory(&self) -> PathBuf {
         let text = self.settings(["global/locking_dir"]).ok().flatten().unwrap_or_default();
@@ -307,6 +319,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn fingerprint(path: &Path) -> Option<(u64, i64, i64)> {
     let metadata = fs::metadata(path).ok()?;
     Some((metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
+}
+
+/// What a device-mapper name begins with, for all devices of a group.
+fn prefix(group: &VgName) -> String {
+    format!("{}-", group.as_str().replace('-', "--"))
+}
+
+/// The volume to which a device of a group belongs, without the layers beneath it.
+fn volume_of(group: &VgName, device: &str) -> Option<String> {
+    // One dash divides, two are one of a name.
+    let name = device.strip_prefix(&prefix(group))?.replace("--", "\0");
+    let name = name.split('-').next()?.replace('\0', "-");
+    let parts = ["_tdata", "_tmeta", "_rimage_", "_rmeta_"];
+    let end = parts.iter().filter_map(|part| name.find(part)).min().unwrap_or(name.len());
+    Some(name[..end].to_owned())
 }
 
 /// How deep a device lies beneath what people use: whoever resumes a pool reads from its parts.
@@ -410,7 +437,7 @@ impl Runner for Linux {
 
     fn suspended(&self, group: &VgName) -> io::Result<Vec<String>> {
         let control = self.control()?;
-        let prefix = format!("{}-", group.as_str().replace('-', "--"));
+        let prefix = prefix(group);
         let mut suspended = Vec::new();
         for name in control.names()? {
             // Between a group and a volume stands one dash; two belong to the group's name.
@@ -428,7 +455,7 @@ impl Runner for Linux {
             return Ok(Vec::new());
         }
         let directory = self.locking_directory();
-        let Some(_alone) = self.on_host(|| GroupLock::try_take(&directory, group))?? else {
+        let Some(alone) = self.on_host(|| GroupLock::try_take(&directory, group))?? else {
             tracing::info!(group = %group, "an LVM command works in the group: what it has suspended is left to it");
             return Ok(Vec::new());
         };
@@ -436,10 +463,14 @@ impl Runner for Linux {
         let resumed = self.suspended(group)?;
         for name in &resumed {
             crash::point("resume", "before");
+            // What was to come may lead to devices that were never finished.
+            control.clear(name)?;
             control.resume(name)?;
             crash::point("resume", "after");
             tracing::warn!(device = name, "a suspended device goes on");
         }
+        drop(alone);
+        self.refresh(group, &resumed);
         Ok(resumed)
     }
 
@@ -466,5 +497,26 @@ impl Runner for Linux {
         let done = self.on_host(|| device::copy(&source, &target, length, dirty, progress))?;
         crash::point("copy", "after");
         done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_known_by_its_volume_whatever_layer_it_is() {
+        let group = VgName::parse("my-vg").unwrap();
+        for (device, volume) in [
+            ("my--vg-a", Some("a")),
+            ("my--vg-a--b-real", Some("a-b")),
+            ("my--vg-a--b-cow", Some("a-b")),
+            ("my--vg-pool-tpool", Some("pool")),
+            ("my--vg-pool_tmeta", Some("pool")),
+            ("my--vg-r_rimage_0", Some("r")),
+            ("other-a", None),
+        ] {
+            assert_eq!(volume_of(&group, device).as_deref(), volume, "{device}");
+        }
     }
 }

@@ -38,6 +38,7 @@ impl<R: Runner> Volumes<R> {
         let volumes = Arc::clone(self);
         std::thread::spawn(move || {
             let ended = rest.to_the_end();
+            let ended = ended.map(|finished| finished.status);
             tracing::warn!(group = %group, ?ended, "the command that did not end has ended");
             if let Err(error) = volumes.runner.recover(&group) {
                 tracing::warn!(group = %group, %error, "suspended devices could not be looked for");

@@ -21,11 +21,11 @@ pub fn snapshot(
     let group = situation.group(class)?;
     let path = group.path(name);
     if let Some(present) = group.volumes.get(name) {
-        let present = Facts::of(present);
-        if !present.snapshot || present.source != facts.source {
+        let known = Facts::of(present);
+        if !known.snapshot || known.source != facts.source {
             return Err(Refusal::Another { path, difference: "it is not of this source".to_owned() });
         }
-        return Ok(Next::Done);
+        return if is_half_made(present) { done_by(Change::Remove { path }) } else { Ok(Next::Done) };
     }
     let volume = group.volumes.get(&source.volume).ok_or_else(|| Refusal::NoSource(source.clone()))?;
     if Facts::of(volume).is_unfinished() {
@@ -52,6 +52,11 @@ pub fn snapshot(
             Err(Refusal::BadSource { path: source.clone(), reason: "LVM makes no snapshots of it" })
         }
     }
+}
+
+/// Whether it is only the store of a snapshot: lvm2 makes that first, as a volume, and may have been killed then.
+pub fn is_half_made(snapshot: &Volume) -> bool {
+    matches!(snapshot.kind, Kind::Thick(_))
 }
 
 /// The store of a new copy-on-write snapshot: a fifth of its origin, at least 32 MiB, never more than it can use: each

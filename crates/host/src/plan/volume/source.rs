@@ -1,7 +1,7 @@
 //! What a volume is copied from: found, made readable for the copy, and what a given-up copy leaves.
 
 use super::Wish;
-use super::snapshot::store;
+use super::snapshot::{is_half_made, store};
 use crate::facts::Facts;
 use crate::lvm::inventory::Kind;
 use crate::lvm::{Change, Group, Volume};
@@ -82,6 +82,9 @@ impl<'a> Source<'a> {
     pub(super) fn make_readable(&self, target: &LvName) -> Option<Change> {
         let path = self.reading(target);
         match self.group.volumes.get(&path.volume) {
+            Some(volume) if Facts::of(volume).temporary.is_some() && is_half_made(volume) => {
+                Some(Change::Remove { path })
+            }
             Some(volume) if volume.active => None,
             Some(_) => Some(Change::Activate { path }),
             None => {
