@@ -1,7 +1,8 @@
 //! The program that measures, on this machine's own kernel, with the guests' lvm2 and loop devices of its own.
 //!
 //! It sees no disk of the machine: its `/dev` holds nothing but those loop devices. Volumes are inactive, so the kernel
-//! need not have device-mapper. Mounts are gone with their namespace, loop devices with whoever has them open.
+//! need not have device-mapper. Mounts are gone with their namespace, loop devices with whoever has them open. The
+//! driver has its control group, as it has on a host, below the one in which this runs.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -30,6 +31,7 @@ mount --bind "$share" native/root/lab
 cd native/root
 mount -t proc proc proc
 mount -t sysfs -o ro sysfs sys
+mount -t cgroup2 cgroup2 sys/fs/cgroup || true
 mount -t tmpfs tmpfs run
 mount -t tmpfs tmpfs dev
 mknod -m 666 dev/null c 1 3
@@ -47,7 +49,10 @@ device-classes:
 END
 chroot . vgcreate --quiet --metadatasize 16m vg "/dev/$ours" >&2
 chroot . vgcreate --quiet --metadatasize 16m bare "/dev/$bare" >&2
-exec chroot . /lab/bench native
+ended=0
+chroot . /lab/bench native || ended=$?
+rmdir sys/fs/cgroup/lvms 2>/dev/null || true
+exit $ended
 "#;
 
 /// Measures.
@@ -56,7 +61,7 @@ pub(super) fn run(lab: &Lab) -> Result<Vec<Figure>> {
     let bare = LoopDisk::attach(lab.path("native-bare.img"))?;
     let mut unshare = process::program("unshare");
     unshare
-        .args(["--mount", "--pid", "--fork", "--kill-child=KILL", "sh", "-c", SCRIPT, "sh"])
+        .args(["--mount", "--cgroup", "--pid", "--fork", "--kill-child=KILL", "sh", "-c", SCRIPT, "sh"])
         .args([&lab.root.image, &lab.share])
         .args([&ours.name, &ours.minor, &bare.name, &bare.minor]);
     Ok(Figure::all(&process::run_within(&mut unshare, &[], LIMIT)?)?)
