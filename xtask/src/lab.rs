@@ -38,6 +38,8 @@ pub(crate) struct Prepared {
     pub(crate) tests: Vec<PathBuf>,
     /// Suites of tests to run.
     pub(crate) suites: Vec<Suite>,
+    /// Where labs that run at the same time claim their tests.
+    pub(crate) claims: PathBuf,
     /// What a cluster is made of, if there shall be one.
     pub(crate) programs: Option<Programs>,
 }
@@ -60,7 +62,8 @@ impl Prepared {
             Accelerator::Kvm => eprintln!("  guests run with KVM"),
             Accelerator::Emulation => eprintln!("  guests run under emulation: no guest boots with KVM here"),
         });
-        Ok(Prepared { root, accelerator, tests: Vec::new(), suites: Vec::new(), programs: None })
+        let claims = PathBuf::from("claims");
+        Ok(Prepared { root, accelerator, tests: Vec::new(), suites: Vec::new(), claims, programs: None })
     }
 
     /// Makes ready what a cluster needs; `more` are files for its nodes.

@@ -2,12 +2,13 @@
 //!
 //! - [`unit`]: cargo's own, on this machine.
 //! - [`host`]: test binaries that run in guests.
-//! - `crash`: those of them that kill the driver at every point. They take so long that they run only by name.
+//! - `crash`: those of them that kill the driver at every point.
 //! - [`lab`]: the lab itself.
 //! - [`sanity`]: csi-sanity against the standalone driver.
 //! - [`cluster`]: a Kubernetes with three nodes.
 //! - [`topolvm`]: TopoLVM in a Kubernetes with one node.
 
+mod choice;
 pub(crate) mod cluster;
 pub(crate) mod host;
 pub(crate) mod lab;
@@ -19,28 +20,8 @@ pub(crate) mod unit;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use choice::Choice;
 pub(crate) use results::Results;
-
-/// Suites that share a lab, one after the other. The labs run at the same time; this divides the work about evenly.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lane {
-    /// Guests, and clusters of them.
-    Guests,
-    /// Whole drivers.
-    Drivers,
-}
-
-impl Lane {
-    pub(crate) const ALL: [Lane; 2] = [Lane::Guests, Lane::Drivers];
-
-    /// The name of its runs.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Lane::Guests => "test",
-            Lane::Drivers => "test-drivers",
-        }
-    }
-}
 
 /// A named set of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,17 +54,9 @@ impl Suite {
         matches!(self, Suite::Host | Suite::Crash | Suite::Lab)
     }
 
-    /// The lab in which it runs.
-    pub(crate) fn lane(self) -> Lane {
-        match self {
-            Suite::Unit | Suite::Host | Suite::Crash | Suite::Lab | Suite::Cluster => Lane::Guests,
-            Suite::Sanity | Suite::Topolvm => Lane::Drivers,
-        }
-    }
-
-    /// Those that run unless others are named, the quick ones first.
-    pub(crate) const ALL: [Suite; 6] =
-        [Suite::Unit, Suite::Host, Suite::Lab, Suite::Sanity, Suite::Cluster, Suite::Topolvm];
+    /// All of them. What takes long in one piece comes first, so that the rest can be divided evenly.
+    pub(crate) const ALL: [Suite; 7] =
+        [Suite::Unit, Suite::Topolvm, Suite::Cluster, Suite::Crash, Suite::Sanity, Suite::Host, Suite::Lab];
 
     /// What a person calls it.
     pub(crate) fn name(self) -> &'static str {
@@ -100,9 +73,8 @@ impl Suite {
 
     /// The suite of this name.
     pub(crate) fn named(name: &str) -> Result<Suite> {
-        let all = || Suite::ALL.into_iter().chain([Suite::Crash]);
-        let known = all().map(Suite::name).collect::<Vec<_>>().join(", ");
-        let found = all().find(|suite| suite.name() == name);
+        let known = Suite::ALL.map(Suite::name).join(", ");
+        let found = Suite::ALL.into_iter().find(|suite| suite.name() == name);
         found.with_context(|| format!("there is no suite {name:?}: use one of {known}"))
     }
 }
@@ -121,7 +93,7 @@ mod tests {
         let error = Suite::named("hots").unwrap_err().to_string();
         assert_eq!(
             error,
-            "there is no suite \"hots\": use one of unit, host, lab, sanity, cluster, topolvm, crash"
+            "there is no suite \"hots\": use one of unit, topolvm, cluster, crash, sanity, host, lab"
         );
     }
 }

@@ -64,3 +64,33 @@ fn build(package: &str, profile: &str, what: &[&str]) -> Result<PathBuf> {
     step.done();
     Ok(target().join(TRIPLE).join(profile))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn sources(directory: &Path, text: &mut String) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, text);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                *text += &fs::read_to_string(path).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn every_test_that_the_rules_name_is_there() {
+        let mut code = String::new();
+        sources(&directory().join("crates"), &mut code);
+        let rules = fs::read_to_string(directory().join("docs/rules.md")).unwrap();
+        let names: Vec<&str> =
+            rules.split('`').skip(1).step_by(2).filter(|word| word.contains('_')).collect();
+        assert!(names.len() > 20, "only {} names", names.len());
+        for name in names {
+            assert!(code.contains(&format!("fn {name}(")), "there is no test {name}");
+        }
+    }
+}

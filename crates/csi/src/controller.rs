@@ -149,7 +149,7 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
         self.is_here(request.accessibility_requirements.as_ref())?;
         let source = source(request.volume_content_source.as_ref())?;
         let parameters = request.parameters.into_iter().collect();
-        let held = self.locks.hold(&name, deadline).await?;
+        let held = self.locks.hold(&self.volumes.id(&name), deadline).await?;
         let new = NewVolume { name, size, access, parameters, source };
         let volumes = Arc::clone(&self.volumes);
         let volume = held.to_the_end(async move { volumes.create(new, deadline).await }).await?;

@@ -10,6 +10,9 @@ use crate::request::{Access, Size};
 
 /// Volumes, wherever they are.
 pub trait Volumes: Send + Sync + 'static {
+    /// The id that a volume of this name has, or will have.
+    fn id(&self, name: &str) -> String;
+
     /// Makes a volume, or finds the one that the same request has made.
     fn create(
         &self,

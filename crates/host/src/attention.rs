@@ -4,6 +4,7 @@
 //! a group that has really changed costs a report. Device-mapper tells of a copy-on-write snapshot only when it is lost,
 //! so while there are such, their fill is looked at by ioctl, and a store is extended long before it is full.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ pub fn follow(
     let events = listen()?;
     let volumes = Arc::clone(volumes);
     std::thread::Builder::new().name("attention".into()).spawn(move || {
-        let mut afterwards = 0;
+        let (mut afterwards, mut lost) = (0, BTreeSet::new());
         loop {
             let quiet = afterwards == 0 && stores(&volumes).is_empty();
             match heard(&events, if quiet { SILENCE } else { WHILE_FILLING }) {
@@ -60,7 +61,7 @@ pub fn follow(
                     tracing::warn!(group = %group, %error, "a volume group cannot be looked at");
                 }
             }
-            extend_stores(&volumes, &desired);
+            extend_stores(&volumes, &desired, &mut lost);
         }
     })?;
     Ok(())
@@ -123,8 +124,15 @@ fn stores(volumes: &Volumes<Linux>) -> Vec<VolumePath> {
     snapshots.collect()
 }
 
-fn extend_stores(volumes: &Arc<Volumes<Linux>>, desired: &Desired) {
-    for snapshot in stores(volumes) {
+/// Extends stores that are full enough. What cannot be helped is added to `lost` and told once.
+fn extend_stores(
+    volumes: &Arc<Volumes<Linux>>,
+    desired: &Desired,
+    lost: &mut BTreeSet<(VolumePath, &'static str)>,
+) {
+    let stores = stores(volumes);
+    lost.retain(|(snapshot, _)| stores.contains(snapshot));
+    for snapshot in stores {
         let thick =
             |class: &&DeviceClass| matches!(class.kind, ClassKind::Thick) && class.group == snapshot.group;
         if !desired.classes.iter().any(|class| thick(&class)) {
@@ -132,12 +140,17 @@ fn extend_stores(volumes: &Arc<Volumes<Linux>>, desired: &Desired) {
         }
         match volumes.runner().cow(&snapshot) {
             Ok(Some(Cow::Valid(fill))) if fill.percent() >= FULL_ENOUGH => {
-                tracing::info!(snapshot = %snapshot, percent = fill.percent(), "a snapshot's store is extended");
-                if let Err(error) = volumes.extend_store(&snapshot) {
-                    tracing::error!(snapshot = %snapshot, %error, "a snapshot's store cannot be extended: it will be lost");
+                match volumes.extend_store(&snapshot) {
+                    Ok(()) => {
+                        tracing::info!(snapshot = %snapshot, percent = fill.percent(), "a snapshot's store was extended");
+                    }
+                    Err(error) if lost.insert((snapshot.clone(), "full")) => {
+                        tracing::error!(snapshot = %snapshot, %error, "a snapshot's store cannot be extended: it will be lost");
+                    }
+                    Err(_) => {}
                 }
             }
-            Ok(Some(Cow::Invalid)) => {
+            Ok(Some(Cow::Invalid)) if lost.insert((snapshot.clone(), "overflowed")) => {
                 tracing::error!(snapshot = %snapshot, "a snapshot has overflowed and is lost");
             }
             Ok(_) => {}

@@ -46,6 +46,7 @@ pub struct Device {
 const LIST_DEVICES: u8 = 2;
 const DEV_SUSPEND: u8 = 6;
 const DEV_WAIT: u8 = 8;
+const TABLE_DEPS: u8 = 11;
 const TABLE_STATUS: u8 = 12;
 
 const SUSPENDED: u32 = 1 << 1;
@@ -67,6 +68,12 @@ impl Control {
     /// Waits until more has happened to the device than `event`, and tells its state then.
     pub fn wait(&self, name: &str, event: u32) -> io::Result<Option<Device>> {
         self.status(DEV_WAIT, name, event)
+    }
+
+    /// The devices on which the device of this name lies.
+    pub fn beneath(&self, name: &str) -> io::Result<Vec<DeviceNumber>> {
+        let answer = self.call(TABLE_DEPS, name, 0, 0)?;
+        Ok(answer.map(|answer| numbers(answer.data())).unwrap_or_default())
     }
 
     /// Lets I/O to a suspended device go on.
@@ -218,6 +225,15 @@ fn names(data: &[u8]) -> Vec<String> {
         rest = rest.get(next..).unwrap_or_default();
     }
     names
+}
+
+/// A count, four bytes of nothing, and so many numbers.
+fn numbers(data: &[u8]) -> Vec<DeviceNumber> {
+    let count = word(data, 0).and_then(|count| usize::try_from(count).ok()).unwrap_or_default();
+    (0..count)
+        .map_while(|position| long(data, position.checked_mul(8)?.checked_add(8)?))
+        .map(device_number)
+        .collect()
 }
 
 struct Call<'a> {
@@ -415,7 +431,7 @@ mod tests {
 
         #[test]
         fn whatever_the_kernel_sends_nothing_panics(data in proptest::collection::vec(any::<u8>(), 0..300), count in 0u32..9) {
-            let _ = (targets(&data, count), names(&data));
+            let _ = (targets(&data, count), names(&data), numbers(&data));
         }
     }
 }

@@ -90,7 +90,10 @@ pub enum Refusal {
         wanted: Bytes,
     },
     /// The pool is so full that a new volume would endanger the others.
-    #[error("thin pool {pool} is too full for more volumes: data {data:.1} %, metadata {metadata:.1} %")]
+    #[error(
+        "thin pool {pool} is too full for more volumes: data {data:.1} %, metadata {metadata:.1} %: extend it with \
+         lvextend (metadata: --poolmetadatasize), or remove volumes"
+    )]
     PoolFull {
         /// Which.
         pool: VolumePath,
@@ -108,15 +111,21 @@ pub enum Refusal {
         reason: &'static str,
     },
     /// The group's metadata has no room for one more volume.
-    #[error("the metadata area of volume group {0} is full: no volume can be added")]
+    #[error(
+        "the metadata area of volume group {0} is full: remove volumes or snapshots, or add a disk with a larger one \
+         (vgextend --metadatasize) and set the small ones aside (pvchange --metadataignore y)"
+    )]
     MetadataFull(VgName),
     /// Disks of the group are not there.
-    #[error("volume group {group} lacks {count} of its disks: nothing is changed until they are back")]
+    #[error(
+        "volume group {group} lacks disks, or cannot read them: {}: nothing is changed in it until they are back",
+        disks.join(", ")
+    )]
     DisksMissing {
         /// Which.
         group: VgName,
-        /// How many.
-        count: usize,
+        /// Their names.
+        disks: Vec<String>,
     },
     /// Whole extents are more than the largest size that is wished.
     #[error("the volume would have {size}, and at most {limit} are wished")]
@@ -171,13 +180,15 @@ pub enum Refusal {
     },
     /// Its new extents could be read before they are zeroed.
     #[error(
-        "{path} is in use as a block device with layout {layout}, with which it grows only while nobody uses it"
+        "{path} is in use as a block device and its RAID images lie on {disks} disks and not on {images}: it grows only while nobody uses it"
     )]
     BlockGrowsOnlyUnused {
         /// Which.
         path: VolumePath,
-        /// Its layout.
-        layout: String,
+        /// On how many disks it lies.
+        disks: usize,
+        /// How many images it has.
+        images: u64,
     },
     /// Made by a newer version.
     #[error("{path} was made by a newer lvms (format {format}): this one does not change it")]

@@ -55,6 +55,13 @@ pub enum PublishError {
     /// The volume is not there, or LVM does not do it.
     #[error(transparent)]
     Volume(#[from] volumes::Error),
+    /// Its disk was pulled out and put back while it was active.
+    #[error(
+        "{0} leads to a disk that was pulled out, and cannot be led to another while it or its pool is in use: \
+         stop who uses volumes of {group}, and run vgchange -an {group} and vgchange -ay {group}",
+        group = .0.group
+    )]
+    Orphaned(VolumePath),
     /// It is being copied or zeroed.
     #[error("{0} is not finished")]
     Unfinished(VolumePath),
@@ -210,7 +217,9 @@ impl Volumes<Linux> {
         let size = linux.device_size(&device).map_err(system("measuring", &device))?;
         let superblock = linux.superblock(&device, kind).map_err(system("reading", &device))?;
         let is_smaller = superblock.is_none_or(|superblock| superblock.size + REMAINDER <= size);
-        let writable = mounts.iter().find(|mount| mount.device == mounted.device && !mount.is_read_only());
+        let writable = mounts.iter().find(|mount| {
+            mount.device == mounted.device && mount.filesystem == mounted.filesystem && !mount.is_read_only()
+        });
         if !is_smaller {
             return Ok(());
         }
@@ -229,9 +238,19 @@ impl Volumes<Linux> {
         deadline: Option<Instant>,
     ) -> Result<DeviceNumber, PublishError> {
         let node = Linux::device_path(path);
-        let device = || self.runner().device(&path.mapper_name()).map_err(system("looking at", &node));
-        if let Some(device) = device()? {
-            return Ok(device.number);
+        let name = path.mapper_name();
+        let device = || self.runner().device(&name).map_err(system("looking at", &node));
+        let is_orphaned = || self.runner().is_orphaned(&name).map_err(system("looking at", &node));
+        if let Some(present) = device()? {
+            if !is_orphaned()? {
+                return Ok(present.number);
+            }
+            // The disk may be back as another device, which LVM finds when it activates the volume.
+            if present.open == 0 {
+                self.renew(path, deadline)?;
+            }
+            let renewed = device()?.filter(|_| matches!(is_orphaned(), Ok(false)));
+            return renewed.map(|device| device.number).ok_or_else(|| PublishError::Orphaned(path.clone()));
         }
         self.activate(path, deadline)?;
         let gone = || system("activating", &node)(io::Error::from(io::ErrorKind::NotFound));
@@ -256,16 +275,11 @@ impl Volumes<Linux> {
         let mut problems = Vec::new();
         let Some(volume) = inventory.volume(path) else { return vec![format!("there is no volume {path}")] };
         if let Some(stuck) = self.stuck(&path.group) {
-            problems.push(format!("process {} holds the volume group: {}", stuck.pid, stuck.program));
+            problems.push(stuck.to_string());
         }
         if let Some(group) = inventory.groups.get(&path.group) {
-            let gone = |number: &DeviceNumber| {
-                !Path::new(&format!("/sys/dev/block/{}:{}", number.major, number.minor)).exists()
-            };
-            for disk in &group.disks {
-                if disk.missing || disk.device.as_ref().is_some_and(gone) {
-                    problems.push(format!("disk {} of volume group {} is missing", disk.path, group.name));
-                }
+            for disk in group.disks.iter().filter(|disk| disk.missing || disk.is_gone()) {
+                problems.push(format!("disk {} of volume group {} is missing", disk.told(), group.name));
             }
         }
         if let Ok(Some(device)) = linux.device(&path.mapper_name()) {

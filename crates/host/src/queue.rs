@@ -1,5 +1,6 @@
 //! Who may change a volume group: one at a time, in the order of coming.
 
+use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,13 +34,30 @@ pub struct Stuck {
     pub pid: u32,
     /// Its words.
     pub program: String,
+    /// Devices of its group that are suspended now.
+    pub suspended: Vec<String>,
+}
+
+impl fmt::Display for Stuck {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stuck { pid, program, suspended } = self;
+        write!(out, "process {pid} has not ended and holds its volume group: {program}; ")?;
+        if !suspended.is_empty() {
+            write!(out, "suspended, so that all I/O to them waits: {}; ", suspended.join(", "))?;
+        }
+        write!(
+            out,
+            "the group goes on by itself when the process ends: see in /proc/{pid}/stack and dmesg what it waits for, \
+             and mend that, or `kill {pid}`: what it leaves suspended is then resumed"
+        )
+    }
 }
 
 /// Why there is no turn.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NoTurn {
     /// A command of ours does not end.
-    #[error("process {} does not end and holds the volume group: {}", .0.pid, .0.program)]
+    #[error("{0}")]
     Stuck(Stuck),
     /// Others were busy for too long.
     #[error("others were busy with the volume group until the deadline")]
@@ -202,12 +220,26 @@ mod tests {
     fn whoever_waits_is_told_what_does_not_end_and_goes_on_when_it_has() {
         let queue = Queue::default();
         let turn = queue.turn(None).unwrap();
-        let stuck = Stuck { pid: 7, program: "lvm lvcreate".into() };
+        let stuck = Stuck { pid: 7, program: "lvm lvcreate".into(), suspended: Vec::new() };
         queue.stop(stuck.clone());
         assert_eq!(queue.turn(None).unwrap_err(), NoTurn::Stuck(stuck));
         drop(turn);
         queue.go_on();
         drop(queue.turn(None).unwrap());
+    }
+
+    #[test]
+    fn a_command_that_does_not_end_is_told_with_the_way_out() {
+        let stuck = |suspended: &[&str]| Stuck {
+            pid: 7,
+            program: "lvm lvcreate".into(),
+            suspended: suspended.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let told = stuck(&["vg-a", "vg-b"]).to_string();
+        for part in ["process 7", "lvm lvcreate", "waits: vg-a, vg-b;", "/proc/7/stack", "`kill 7`"] {
+            assert!(told.contains(part), "{told}");
+        }
+        assert!(!stuck(&[]).to_string().contains("so that all I/O"));
     }
 
     #[test]

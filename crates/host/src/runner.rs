@@ -4,12 +4,15 @@
 //! of numbers, on which thousands of histories run without a disk. A test reads the sources of this crate and fails if
 //! an effect happens elsewhere.
 
+mod archive;
 mod crash;
 mod device;
 mod following;
+mod group_lock;
 mod linux;
 mod mounts;
 mod process;
+mod shield;
 mod spawn;
 
 use std::io;
@@ -33,8 +36,16 @@ pub trait Runner: Send + Sync + 'static {
     /// What is there: all groups, or one of them.
     fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure>;
 
+    /// What is there of a group that was not found, at a closer look.
+    fn look_closer(&self, group: &VgName) -> Result<Inventory, Failure> {
+        self.inventory(Some(group))
+    }
+
     /// The sequence number of a group as it is on disk now; `None` if it cannot be seen without asking LVM.
     fn sequence_number(&self, group: &crate::lvm::Group) -> Option<u64>;
+
+    /// The identities of a group's disks that are gone or cannot be read.
+    fn unreadable(&self, group: &crate::lvm::Group) -> Vec<String>;
 
     /// Makes one change.
     fn change(&self, change: &Change) -> Result<(), Failure>;
@@ -45,10 +56,14 @@ pub trait Runner: Send + Sync + 'static {
     /// How a copy-on-write snapshot is; `None` while it is inactive.
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>>;
 
-    /// Whether somebody has the device of a volume open.
+    /// Whether somebody has the device of a volume open, or may at any time: it is published.
     fn is_open(&self, volume: &VolumePath) -> io::Result<bool>;
 
-    /// Lets suspended devices of a group go on, and returns their names. No command of ours may be running in it.
+    /// Suspended devices of a group.
+    fn suspended(&self, group: &VgName) -> io::Result<Vec<String>>;
+
+    /// Lets suspended devices of a group go on, and returns their names; none while an LVM command works in the group,
+    /// whoever started it: what it suspends it resumes.
     fn recover(&self, group: &VgName) -> io::Result<Vec<String>>;
 
     /// Writes zeros from one place of an active volume to another.
@@ -93,18 +108,47 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_host_is_changed_from_one_place_only() {
+    /// The sources of all that runs on a host.
+    fn all_sources() -> Vec<PathBuf> {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let mut files = Vec::new();
         for entry in fs::read_dir(crates).unwrap() {
             sources(&entry.unwrap().path().join("src"), &mut files);
         }
+        files
+    }
+
+    fn code(path: &Path) -> String {
+        fs::read_to_string(path).unwrap().split("#[cfg(test)]").next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn nothing_shrinks_and_nothing_is_repaired_without_a_persons_request() {
+        let never = [
+            "lvresize",
+            "lvreduce",
+            "vgreduce",
+            "vgck",
+            "vgimportclone",
+            "lvconvert",
+            "vgcfgrestore",
+            "pvresize",
+        ];
+        let codes: Vec<String> = all_sources().iter().map(|path| code(path)).collect();
+        for command in never {
+            let word = format!("\"{command}\"");
+            assert!(!codes.iter().any(|code| code.contains(&word)), "{command} is run somewhere");
+        }
+        assert!(codes.iter().any(|code| code.contains("\"lvextend\"")), "the search finds nothing");
+    }
+
+    #[test]
+    fn the_host_is_changed_from_one_place_only() {
+        let files = all_sources();
         let one_place = |path: &&PathBuf| !path.to_string_lossy().contains("host/src/runner");
         let (mut seen, effects) = (0, effects());
         for path in files.iter().filter(one_place) {
-            let text = fs::read_to_string(path).unwrap();
-            let code = text.split("#[cfg(test)]").next().unwrap();
+            let code = code(path);
             seen += 1;
             for effect in &effects {
                 assert!(!code.contains(effect), "{} has {effect}", path.display());

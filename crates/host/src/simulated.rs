@@ -29,6 +29,7 @@ struct State {
     content: BTreeMap<VolumePath, Content>,
     /// After so many effects nothing works any more.
     effects_left: Option<u64>,
+    hidden: u32,
     /// What was done, for people.
     history: Vec<String>,
 }
@@ -77,7 +78,8 @@ impl Simulated {
     /// A host with this group.
     pub fn new(group: Group) -> Simulated {
         let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-        let state = State { inventory, content: BTreeMap::new(), effects_left: None, history: Vec::new() };
+        let state =
+            State { inventory, content: BTreeMap::new(), effects_left: None, hidden: 0, history: Vec::new() };
         Simulated { state: Mutex::new(state) }
     }
 
@@ -113,6 +115,11 @@ impl Simulated {
     /// After so many more effects nothing works any more, until this is called again.
     pub fn fail_after(&self, effects: Option<u64>) {
         self.state().effects_left = effects;
+    }
+
+    /// Its group is not found by so many of the next looks.
+    pub fn hide(&self, looks: u32) {
+        self.state().hidden = looks;
     }
 
     /// What a volume holds.
@@ -179,8 +186,12 @@ fn place(group: &mut Group, disks: u64, extents: Extents) -> Vec<Area> {
 
 impl Runner for Simulated {
     fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure> {
-        let state = self.state();
+        let mut state = self.state();
         let mut inventory = state.inventory.clone();
+        if state.hidden > 0 {
+            state.hidden -= 1;
+            inventory.groups.clear();
+        }
         if let Some(name) = group {
             inventory.groups.retain(|other, _| other == name);
             if inventory.groups.is_empty() {
@@ -191,7 +202,11 @@ impl Runner for Simulated {
     }
 
     fn sequence_number(&self, group: &Group) -> Option<u64> {
-        self.state().inventory.groups.get(&group.name).map(|group| group.seqno)
+        let state = self.state();
+        if state.hidden > 0 {
+            return None;
+        }
+        state.inventory.groups.get(&group.name).map(|group| group.seqno)
     }
 
     fn change(&self, change: &Change) -> Result<(), Failure> {
@@ -242,6 +257,14 @@ impl Runner for Simulated {
 
     fn is_open(&self, _: &VolumePath) -> io::Result<bool> {
         Ok(false)
+    }
+
+    fn unreadable(&self, _: &Group) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn suspended(&self, _: &VgName) -> io::Result<Vec<String>> {
+        Ok(Vec::new())
     }
 
     fn recover(&self, _: &VgName) -> io::Result<Vec<String>> {

@@ -3,12 +3,16 @@
 //! What is there is known from one report and followed through our own changes ([`crate::lvm::model`]). Before each
 //! change the group's sequence number is read from a disk; only if somebody else has changed it is LVM asked again.
 
+mod held_up;
+mod look;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use look::present;
 use thiserror::Error;
 use tokio::sync::watch;
 
@@ -16,9 +20,9 @@ use crate::desired::DeviceClass;
 use crate::facts::Facts;
 use crate::lvm::inventory::Kind;
 use crate::lvm::shape::Shape;
-use crate::lvm::{Change, Failure, Group, Inventory, Volume, model};
+use crate::lvm::{Change, Failure, Inventory, Volume};
 use crate::names::{LvName, VgName, VolumePath};
-use crate::plan::capacity::Situation;
+use crate::plan::capacity::{Situation, complete};
 use crate::plan::volume::{self, Wish};
 use crate::plan::{Next, Refusal, Step};
 use crate::queue::{NoTurn, Queue, Stuck};
@@ -38,7 +42,7 @@ pub enum Error {
     #[error(transparent)]
     NoTurn(#[from] NoTurn),
     /// Bytes could not be written or read.
-    #[error("{what} failed")]
+    #[error("{what} failed, and goes on with the same call once its disk is well")]
     Bytes {
         /// What.
         what: String,
@@ -63,6 +67,9 @@ pub struct Work {
 
 /// More steps than any plan has.
 const MOST_STEPS: usize = 40;
+
+/// So often a step is planned anew because somebody else was quicker.
+const MOST_SURPRISES: usize = 3;
 
 /// The engine.
 pub struct Volumes<R> {
@@ -113,11 +120,6 @@ impl<R: Runner> Volumes<R> {
         lock(&self.works).clone()
     }
 
-    /// What holds a group up.
-    pub fn stuck(&self, group: &VgName) -> Option<Stuck> {
-        lock(&self.queues).get(group).and_then(|queue| queue.stuck())
-    }
-
     /// Makes a volume, or finds the one that was made by the same wish.
     pub fn create(self: &Arc<Self>, wish: &Wish<'_>, deadline: Option<Instant>) -> Result<Volume, Error> {
         let path = wish.path();
@@ -163,9 +165,9 @@ impl<R: Runner> Volumes<R> {
 
     /// Removes a volume; one that is gone already is as good.
     pub fn remove(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
-        // Copies lie elsewhere, and may need one of its snapshots.
-        let groups: Vec<VgName> =
-            [path.group.clone()].into_iter().chain(self.inventory().groups.keys().cloned()).collect();
+        // Copies that lie elsewhere, and may need one of its snapshots, are ours and known; a group that cannot be
+        // looked at holds no other up.
+        let groups = [path.group.clone()];
         self.settle(path, &groups, false, deadline, |situation| volume::remove(situation, path))
     }
 
@@ -203,6 +205,22 @@ impl<R: Runner> Volumes<R> {
         })
     }
 
+    /// Makes the device of a volume anew.
+    pub(crate) fn renew(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
+        let groups = [path.group.clone()];
+        let steps = Cell::new(0);
+        self.settle(path, &groups, false, deadline, |situation| {
+            situation.inventory.volume(path).ok_or_else(|| Refusal::NoVolume(path.clone()))?;
+            let path = path.clone();
+            let change = match steps.replace(steps.get() + 1) {
+                0 => Change::Deactivate { path },
+                1 => Change::Activate { path },
+                _ => return Ok(Next::Done),
+            };
+            Ok(Next::Do(Box::new(Step::Change(change))))
+        })
+    }
+
     /// Extends the store of a copy-on-write snapshot once.
     pub fn extend_store(self: &Arc<Self>, snapshot: &VolumePath) -> Result<(), Error> {
         let inventory = self.inventory();
@@ -220,13 +238,34 @@ impl<R: Runner> Volumes<R> {
     /// Like [`Volumes::look`], while nobody of us changes the group.
     pub fn look_in_turn(&self, group: &VgName) -> Result<(), Error> {
         let queue = self.queue(group);
-        let _turn = queue.turn(None)?;
+        let _turn = self.turn(&queue, group, None)?;
+        // Somebody's command may have been killed.
+        if let Err(error) = self.runner.recover(group) {
+            tracing::debug!(group = %group, %error, "suspended devices could not be looked for");
+        }
         self.look(group)
+    }
+
+    fn look_for_places(&self, group: &VgName) -> Result<(), Error> {
+        let queue = self.queue(group);
+        let _turn = self.turn(&queue, group, None)?;
+        self.look_at(group, true)
     }
 
     /// The largest new volume that a class admits; nothing whenever one would be refused.
     pub fn capacity(&self, class: &DeviceClass, options: &[String]) -> Result<Bytes, Refusal> {
-        let inventory = self.inventory();
+        let mut inventory = self.inventory();
+        // Where LVM has put what was made last is known only from LVM, and matters only to what lies on several disks.
+        let unplaced = inventory.groups.get(&class.group).is_some_and(|group| !group.placed);
+        if unplaced && Shape::of_options(options).disks > 1 {
+            if let Err(error) = self.look_for_places(&class.group) {
+                tracing::warn!(group = %class.group, %error, "a volume group cannot be looked at");
+            }
+            inventory = self.inventory();
+        }
+        if let Some(group) = inventory.groups.get(&class.group) {
+            present(group)?;
+        }
         let pool = |pool: &VolumePath| self.runner.pool(pool).ok().flatten();
         Situation { inventory: &inventory, pool: &pool }.largest(class, options)
     }
@@ -250,9 +289,10 @@ impl<R: Runner> Volumes<R> {
         plan: impl Fn(Situation<'_>) -> Result<Next, Refusal>,
     ) -> Result<(), Error> {
         let mut at = path.group.clone();
+        let mut surprises = 0;
         for _ in 0..MOST_STEPS {
             let queue = self.queue(&at);
-            let turn = queue.turn(deadline)?;
+            let turn = self.turn(&queue, &at, deadline)?;
             for group in groups {
                 self.look_at(group, places)?;
             }
@@ -271,7 +311,13 @@ impl<R: Runner> Volumes<R> {
                 continue;
             }
             match *step {
-                Step::Change(change) => self.change(&queue, &change)?,
+                Step::Change(change) => match self.change(&queue, &change) {
+                    Err(Error::Lvm(failure)) if failure.is_of_another() && surprises < MOST_SURPRISES => {
+                        tracing::info!(volume = %path, %failure, "somebody else was quicker");
+                        surprises += 1;
+                    }
+                    done => done?,
+                },
                 Step::Swap(first, second) => {
                     self.change(&queue, &first)?;
                     self.change(&queue, &second)?;
@@ -281,7 +327,7 @@ impl<R: Runner> Volumes<R> {
                     self.work(&queue, &volume, "zero", deadline, |progress| {
                         self.runner.zero(&volume, from, to, progress)
                     })?;
-                    let _turn = queue.turn(None)?;
+                    let _turn = self.turn(&queue, &at, None)?;
                     self.look(&at)?;
                     self.change(&queue, &then)?;
                 }
@@ -290,7 +336,7 @@ impl<R: Runner> Volumes<R> {
                     self.work(&queue, &to, "copy", deadline, |progress| {
                         self.runner.copy(&from, &to, length, dirty, progress)
                     })?;
-                    let _turn = queue.turn(None)?;
+                    let _turn = self.turn(&queue, &at, None)?;
                     self.look(&at)?;
                     self.change(&queue, &then)?;
                 }
@@ -321,6 +367,11 @@ impl<R: Runner> Volumes<R> {
     /// Makes one change, in its group's turn, and follows it.
     fn change(self: &Arc<Self>, queue: &Arc<Queue>, change: &Change) -> Result<(), Error> {
         let group = change.path().group;
+        if change.is_written()
+            && let Some(group) = self.inventory().groups.get(&group)
+        {
+            complete(group)?;
+        }
         match self.runner.change(change) {
             Ok(()) => {
                 self.follow(&group, change);
@@ -328,10 +379,14 @@ impl<R: Runner> Volumes<R> {
             }
             Err(Failure::Stuck { pid, program, limit, rest }) => {
                 tracing::error!(group = %group, pid, program, "a command does not end: its volume group waits for it");
-                queue.stop(Stuck { pid, program: program.clone() });
-                self.wait_for(group, Arc::clone(queue), rest);
-                Err(NoTurn::Stuck(Stuck { pid, program: format!("{program} (for {} s)", limit.as_secs()) })
-                    .into())
+                let stuck = Stuck {
+                    pid,
+                    program: format!("{program} (for more than {} s)", limit.as_secs()),
+                    suspended: Vec::new(),
+                };
+                queue.stop(stuck.clone());
+                self.wait_for(group.clone(), Arc::clone(queue), rest);
+                Err(NoTurn::Stuck(self.with_suspended(&group, stuck)).into())
             }
             Err(failure) => {
                 if let Err(error) = self.runner.recover(&group) {
@@ -342,86 +397,4 @@ impl<R: Runner> Volumes<R> {
             }
         }
     }
-
-    /// Lets a group go on when the command that held it up has ended.
-    fn wait_for(self: &Arc<Self>, group: VgName, queue: Arc<Queue>, rest: Box<crate::runner::Following>) {
-        let volumes = Arc::clone(self);
-        std::thread::spawn(move || {
-            let ended = rest.to_the_end();
-            tracing::warn!(group = %group, ?ended, "the command that did not end has ended");
-            if let Err(error) = volumes.runner.recover(&group) {
-                tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
-            }
-            volumes.forget(&group);
-            queue.go_on();
-        });
-    }
-
-    /// What a change of ours has done is known from the model, if nobody else has changed anything meanwhile.
-    fn follow(&self, name: &VgName, change: &Change) {
-        let Some(before) = self.inventory().groups.get(name).cloned() else { return };
-        let on_disk = self.runner.sequence_number(&before);
-        let mut group = Group::clone(&before);
-        let expected = before.seqno + model::increments(&before, change);
-        let modelled = model::apply(&mut group, change).is_ok();
-        group.seqno = if modelled && on_disk == Some(expected) { expected } else { UNKNOWN };
-        self.tell(group);
-    }
-
-    fn tell(&self, group: Group) {
-        self.known.send_modify(|inventory| {
-            Arc::make_mut(inventory).groups.insert(group.name.clone(), Arc::new(group));
-        });
-    }
-
-    /// The next look at this group asks LVM.
-    fn forget(&self, name: &VgName) {
-        self.known.send_modify(|inventory| {
-            if let Some(group) = Arc::make_mut(inventory).groups.get_mut(name) {
-                Arc::make_mut(group).seqno = UNKNOWN;
-            }
-        });
-    }
-
-    /// Makes sure that what is known of a group is what is on disk.
-    pub fn look(&self, name: &VgName) -> Result<(), Error> {
-        self.look_at(name, false)
-    }
-
-    /// That a group is gone is believed only after a second look.
-    fn look_at(&self, name: &VgName, places: bool) -> Result<(), Error> {
-        if let Some(group) = self.inventory().groups.get(name)
-            && group.seqno != UNKNOWN
-            && (group.placed || !places)
-            && self.runner.sequence_number(group) == Some(group.seqno)
-        {
-            return Ok(());
-        }
-        let report = || self.runner.inventory(Some(name));
-        let found = match report() {
-            Err(Failure::NotFound(_)) => {
-                std::thread::sleep(Duration::from_millis(100));
-                report()
-            }
-            other => other,
-        };
-        match found {
-            Ok(mut inventory) => {
-                if let Some(group) = inventory.groups.remove(name) {
-                    self.tell(Arc::unwrap_or_clone(group));
-                }
-                Ok(())
-            }
-            Err(Failure::NotFound(_)) => {
-                self.known.send_modify(|inventory| {
-                    Arc::make_mut(inventory).groups.remove(name);
-                });
-                Ok(())
-            }
-            Err(failure) => Err(failure.into()),
-        }
-    }
 }
-
-/// No group has this sequence number.
-const UNKNOWN: u64 = 0;

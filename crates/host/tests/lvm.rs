@@ -29,7 +29,7 @@ fn group(linux: &Linux) -> Result<Group> {
 fn thick(volume: &str, extents: u64, options: &[&str]) -> Result<Change> {
     let options = options.iter().map(|option| (*option).to_owned()).collect();
     let tags = vec![Tag::parse("lvms.io/name=a#20b")?];
-    Ok(Change::CreateThick { path: path(volume)?, extents: Extents(extents), options, tags })
+    Ok(Change::CreateThick { path: path(volume)?, extents: Extents(extents), options, tags, on: Vec::new() })
 }
 
 fn thin(volume: &str, size: Bytes) -> Result<Change> {

@@ -1,103 +1,23 @@
 //! Volumes with filesystems and without, mounted, bound, grown, copied and hidden, on a real kernel.
 
+mod stage;
+
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use lab_test::{Error, Fault, GIB, Lab, MIB, Needs, Result, fails, run};
-use lvms_host::desired::{ClassKind, DeviceClass};
 use lvms_host::facts::Facts;
 use lvms_host::filesystem::{Filesystem, NotMountable};
-use lvms_host::names::{LvName, VgName, VolumePath};
+use lvms_host::names::{LvName, VgName};
 use lvms_host::plan::Refusal;
 use lvms_host::plan::volume::Wish;
 use lvms_host::publish::{Access, PublishError};
 use lvms_host::runner::{Linux, Options};
 use lvms_host::units::Bytes;
 use lvms_host::volumes::{self, Volumes};
-use uuid::Uuid;
-
-type Engine = Arc<Volumes<Linux>>;
-
-/// A group `vg` on all disks, with a pool, and the engine on it.
-fn engine(lab: &Lab) -> Result<Engine> {
-    let mut words = vec!["vg"];
-    words.extend(lab.disks().iter().map(String::as_str));
-    run("vgcreate", words)?;
-    run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-L", "700m", "vg"])?;
-    Ok(Volumes::open(Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?)
-}
-
-fn class(thin: bool) -> Result<DeviceClass> {
-    let kind = if thin {
-        ClassKind::Thin { pool: LvName::parse("pool")?, overprovision_ratio: 10.0 }
-    } else {
-        ClassKind::Thick
-    };
-    Ok(DeviceClass {
-        name: "class".into(),
-        group: VgName::parse("vg")?,
-        default: true,
-        spare: Bytes::ZERO,
-        kind,
-        stripe: 0,
-        stripe_size: None,
-        options: Vec::new(),
-    })
-}
-
-fn path(name: &str) -> Result<VolumePath> {
-    Ok(VolumePath { group: VgName::parse("vg")?, volume: LvName::parse(name)? })
-}
-
-fn make(engine: &Engine, name: &str, thin: bool, size: Bytes, block: bool) -> Result<VolumePath> {
-    make_from(engine, name, thin, size, block, None)
-}
-
-fn make_from(
-    engine: &Engine,
-    name: &str,
-    thin: bool,
-    size: Bytes,
-    block: bool,
-    source: Option<&VolumePath>,
-) -> Result<VolumePath> {
-    let class = class(thin)?;
-    let facts = Facts {
-        name: Some(name.to_owned()),
-        block,
-        fsid: (!block).then(Uuid::new_v4),
-        source: source.map(|source| format!("volume:{}", source.volume)),
-        used: source.is_some(),
-        ..Facts::default()
-    };
-    let wish = Wish {
-        name: LvName::parse(name)?,
-        class: &class,
-        options: Vec::new(),
-        size,
-        limit: None,
-        facts,
-        source: source.cloned(),
-    };
-    engine.create(&wish, None)?;
-    path(name)
-}
-
-fn filesystem(kind: Filesystem) -> Access {
-    Access::Filesystem { kind, flags: Vec::new(), read_only: false }
-}
-
-fn target(name: &str) -> PathBuf {
-    Path::new("/run/test").join(name)
-}
-
-fn publish(engine: &Engine, volume: &VolumePath, at: &str, access: &Access) -> Result<PathBuf> {
-    let target = target(at);
-    engine.publish(volume, &target, access, None)?;
-    Ok(target)
-}
+use stage::*;
 
 fn size_of(target: &Path) -> Result<u64> {
     let blocks = run("stat", ["--file-system", "--format", "%b %S", &target.to_string_lossy()])?;
@@ -212,25 +132,6 @@ fn differing_flags_and_occupied_targets_are_refused_by_name(lab: &Lab) -> Result
     Ok(())
 }
 
-/// Whoever looks at a new volume must not see what was there before.
-fn fill_with_former_bytes(lab: &Lab) -> Result {
-    for disk in lab.disks() {
-        run("sh", ["-c", &format!("yes secret | dd of={disk} bs=1M iflag=fullblock oflag=direct || true")])?;
-        run("wipefs", ["--all", "--quiet", disk])?;
-    }
-    Ok(())
-}
-
-fn has_only_zeros(device: &Path, from: u64, to: u64) -> Result<bool> {
-    let script = format!(
-        "tail -c +{} {} | head -c {} | tr -d '\\0' | head -c 1 | wc -c",
-        from + 1,
-        device.display(),
-        to - from
-    );
-    Ok(run("sh", ["-c", &script])? == "0")
-}
-
 fn block_devices_never_show_former_bytes(lab: &Lab) -> Result {
     fill_with_former_bytes(lab)?;
     let engine = engine(lab)?;
@@ -274,6 +175,71 @@ fn block_devices_never_show_former_bytes(lab: &Lab) -> Result {
     assert_eq!(run("sh", ["-c", &format!("head -c {} {} | sha256sum", 64 * MIB, at.display())])?, before);
     assert!(has_only_zeros(&at, 64 * MIB, 256 * MIB)?);
     engine.unpublish("copy", &at)?;
+    Ok(())
+}
+
+fn raid_volumes_in_use_as_block_devices_grow_and_never_show_former_bytes(lab: &Lab) -> Result {
+    fill_with_former_bytes(lab)?;
+    run("vgcreate", ["vg"].into_iter().chain(lab.disks().iter().map(String::as_str)))?;
+    let engine = Volumes::open(Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?;
+    let block = Access::Block { read_only: false };
+    for options in [
+        &["--type=raid1", "-m1"][..],
+        &["--type=raid10", "-i2", "-m1"],
+        &["--type=raid5", "-i2"],
+        &["--type=raid6", "-i3"],
+    ] {
+        let class = class(false)?;
+        let wish = Wish {
+            name: LvName::parse("v")?,
+            class: &class,
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+            size: Bytes::mib(24),
+            limit: None,
+            facts: Facts { name: Some("v".to_owned()), block: true, ..Facts::default() },
+            source: None,
+        };
+        engine.create(&wish, None)?;
+        let volume = path("v")?;
+        let at = publish(&engine, &volume, "v", &block)?;
+        let images = || -> Result<Vec<String>> {
+            let report = run(
+                "pvs",
+                ["--segments", "--noheadings", "--sort", "lv_name,pv_name", "-o", "lv_name,pv_name"],
+            )?;
+            let mut images: Vec<String> =
+                report.lines().filter(|line| line.contains("_rimage_")).map(str::to_owned).collect();
+            images.dedup();
+            Ok(images)
+        };
+        let before_growth = images()?;
+        run("dd", ["if=/dev/urandom", &format!("of={}", at.display()), "bs=1M", "count=24", "oflag=direct"])?;
+        let sum = || run("sh", ["-c", &format!("head -c {} {} | sha256sum", 24 * MIB, at.display())]);
+        let before = sum()?;
+        let user = fs::File::open(&at)?;
+        assert_eq!(engine.grow(&class, &volume, Bytes::mib(48), None)?.size, Bytes::mib(48), "{options:?}");
+        drop(user);
+        assert_eq!(sum()?, before, "{options:?}");
+        assert!(has_only_zeros(&at, 24 * MIB, 48 * MIB)?, "{options:?}");
+        assert_eq!(images()?, before_growth, "{options:?}: each image is on its own disk");
+        engine.unpublish("v", &at)?;
+        engine.remove(&volume, None)?;
+        assert_eq!(run("lvs", ["--noheadings", "vg"])?, "", "{options:?}");
+    }
+    Ok(())
+}
+
+fn a_published_block_device_is_in_use_though_nobody_has_it_open(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), true)?;
+    let at = publish(&engine, &volume, "v", &Access::Block { read_only: false })?;
+    let facts = Facts { name: Some("s".into()), snapshot: true, ..Facts::default() };
+    engine.snapshot(&class(false)?, &volume, &LvName::parse("s")?, &facts, None)?;
+    // To grow it, its device would have to go away under whoever may open it.
+    let refused = engine.grow(&class(false)?, &volume, Bytes::mib(128), None);
+    assert!(matches!(refused, Err(volumes::Error::Refused(Refusal::GrowsOnlyUnused { .. }))), "{refused:?}");
+    engine.unpublish("v", &at)?;
+    assert_eq!(engine.grow(&class(false)?, &volume, Bytes::mib(128), None)?.size, Bytes::mib(128));
     Ok(())
 }
 
@@ -496,6 +462,8 @@ lab_test::main! {
     two_targets_of_one_volume_have_their_own_flags_in_any_order: Needs::disks(1, GIB).guest(),
     differing_flags_and_occupied_targets_are_refused_by_name: Needs::disks(1, GIB).guest(),
     block_devices_never_show_former_bytes: Needs::disks(1, 1400 * MIB).guest(),
+    raid_volumes_in_use_as_block_devices_grow_and_never_show_former_bytes: Needs::disks(6, 64 * MIB).guest(),
+    a_published_block_device_is_in_use_though_nobody_has_it_open: Needs::disks(1, GIB).guest(),
     whatever_is_on_a_volume_is_never_formatted: Needs::disks(1, 3 * GIB).guest(),
     a_read_only_mount_makes_no_filesystem: Needs::disks(1, GIB).guest(),
     a_used_volume_whose_filesystem_is_gone_is_not_formatted_again: Needs::disks(1, GIB).guest(),

@@ -137,6 +137,8 @@ fn check_host(linux: &Linux, desired: Option<&Desired>, findings: &mut Findings)
     check_version(linux, findings);
     check_kernel(linux, desired, findings);
     check_tools(linux, findings);
+    // Before LVM is asked: a command that hangs with devices suspended lets it wait.
+    check_suspended(linux, desired, findings);
     match linux.inventory(None) {
         Err(error) => findings.error("lvm2", format!("does not answer: {error}")),
         Ok(inventory) => {
@@ -229,6 +231,18 @@ fn check_tools(linux: &Linux, findings: &mut Findings) {
     }
     if missing.is_empty() {
         findings.ok("tools", "all are on the host");
+    }
+}
+
+fn check_suspended(linux: &Linux, desired: Option<&Desired>, findings: &mut Findings) {
+    for group in desired.iter().flat_map(|desired| desired.groups()) {
+        for device in linux.suspended(group).unwrap_or_default() {
+            let message = format!(
+                "device {device} is suspended, and all I/O to it waits: an LVM command is at work in the group, hangs, \
+                 or was killed; if none runs, run dmsetup resume {device}"
+            );
+            findings.error(&format!("volume group {group}"), message);
+        }
     }
 }
 

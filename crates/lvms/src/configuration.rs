@@ -46,6 +46,11 @@ impl Configuration {
         Arc::clone(&self.in_force.borrow())
     }
 
+    /// Tells whenever another one is in force.
+    pub(crate) fn watch(&self) -> watch::Receiver<Arc<Desired>> {
+        self.in_force.subscribe()
+    }
+
     /// Whether the file as it is now is not in force.
     pub(crate) fn is_wrong(&self) -> bool {
         !self.mistakes.lock().unwrap_or_else(PoisonError::into_inner).is_empty()

@@ -114,12 +114,16 @@ fn is_for_block(request: &NewVolume) -> Result<bool, Error> {
 }
 
 impl Volumes for LocalVolumes {
+    fn id(&self, name: &str) -> String {
+        Uuid::new_v5(&VOLUMES, name.as_bytes()).to_string()
+    }
+
     async fn create(&self, request: NewVolume, deadline: Instant) -> Result<Volume, Error> {
+        let id = self.id(&request.name);
         self.blocking(move |engine, desired| {
             let (class, options) = class(desired, &request.parameters)?;
             let block = is_for_block(&request)?;
-            let uuid = Uuid::new_v5(&VOLUMES, request.name.as_bytes());
-            let name = LvName::parse_new(&uuid.to_string()).map_err(|error| Error::invalid("name", error))?;
+            let name = LvName::parse_new(&id).map_err(|error| Error::invalid("name", error))?;
             let inventory = engine.inventory();
             // Found wherever it was made: the class may be another one now.
             if let Some(present) = find(desired, &inventory, name.as_str(), false)
@@ -142,10 +146,10 @@ impl Volumes for LocalVolumes {
                     Source::Volume(id) => ("volume", id, false),
                 };
                 let field = format!("volume_content_source.{kind}");
-                let found =
-                    find(desired, &inventory, id, is_snapshot).ok_or_else(|| not_found(&field, id))?;
+                let found = find(desired, &inventory, id, is_snapshot)
+                    .ok_or_else(|| not_found(desired, &inventory, &field, id))?;
                 if is_snapshot && !snapshot(engine, &found).ready {
-                    let message = format!("{field}: {id} has overflowed and its bytes are lost");
+                    let message = format!("{field}: {id} has overflowed and its bytes are lost: delete it");
                     return Err(Error::new(Kind::Precondition, message));
                 }
                 facts.source = Some(format!("{kind}:{id}"));
@@ -179,7 +183,8 @@ impl Volumes for LocalVolumes {
 
     async fn get(&self, id: &str) -> Result<Volume, Error> {
         let (inventory, desired) = (self.engine.inventory(), self.configuration.desired());
-        let found = find(&desired, &inventory, id, false).ok_or_else(|| not_found("volume_id", id))?;
+        let found = find(&desired, &inventory, id, false)
+            .ok_or_else(|| not_found(&desired, &inventory, "volume_id", id))?;
         Ok(volume(&self.engine, &found))
     }
 
@@ -193,7 +198,8 @@ impl Volumes for LocalVolumes {
         let id = id.to_owned();
         self.blocking(move |engine, desired| {
             let inventory = engine.inventory();
-            let found = find(desired, &inventory, &id, false).ok_or_else(|| not_found("volume_id", &id))?;
+            let found = find(desired, &inventory, &id, false)
+                .ok_or_else(|| not_found(desired, &inventory, "volume_id", &id))?;
             let class = class_of(desired, &found)?;
             let grown = engine.grow(class, &found.path, Bytes(size.required), Some(deadline));
             let grown = grown.map_err(|error| status::of_growth(&error))?;
@@ -237,7 +243,7 @@ impl Volumes for LocalVolumes {
                 return Err(Error::new(Kind::AlreadyExists, message));
             }
             let origin = find(desired, &inventory, &source, false);
-            let origin = origin.ok_or_else(|| not_found("source_volume_id", &source))?;
+            let origin = origin.ok_or_else(|| not_found(desired, &inventory, "source_volume_id", &source))?;
             let class = class_of(desired, &origin)?;
             let facts = facts(&origin.facts);
             let made = engine.snapshot(class, &origin.path, &id, &facts, Some(deadline));
@@ -263,7 +269,7 @@ impl Volumes for LocalVolumes {
         self.blocking(move |engine, desired| {
             let inventory = engine.inventory();
             let found = find(desired, &inventory, &request.id, false);
-            let found = found.ok_or_else(|| not_found("volume_id", &request.id))?;
+            let found = found.ok_or_else(|| not_found(desired, &inventory, "volume_id", &request.id))?;
             if request.access.mode == Mode::SingleWriter {
                 is_alone(engine, &found.path, &request.target)?;
             }
@@ -301,7 +307,8 @@ impl Volumes for LocalVolumes {
     async fn stats(&self, id: &str, path: PathBuf) -> Result<Stats, Error> {
         let desired = self.configuration.desired();
         let inventory = self.engine.inventory();
-        let found = find(&desired, &inventory, id, false).ok_or_else(|| not_found("volume_id", id))?;
+        let found = find(&desired, &inventory, id, false)
+            .ok_or_else(|| not_found(&desired, &inventory, "volume_id", id))?;
         let condition = told(self.engine.condition(&found.path));
         let not_answering = || {
             let message = format!("volume_path: the filesystem on {} does not answer", path.display());
@@ -329,7 +336,8 @@ impl Volumes for LocalVolumes {
         let id = id.to_owned();
         self.blocking(move |engine, desired| {
             let inventory = engine.inventory();
-            let found = find(desired, &inventory, &id, false).ok_or_else(|| not_found("volume_id", &id))?;
+            let found = find(desired, &inventory, &id, false)
+                .ok_or_else(|| not_found(desired, &inventory, "volume_id", &id))?;
             if !is_published(engine, &found.path, &path)? {
                 return Err(Error::new(
                     Kind::NotFound,
@@ -348,13 +356,15 @@ impl LocalVolumes {
     async fn remove(&self, id: &str, is_snapshot: bool, deadline: Instant) -> Result<(), Error> {
         let id = id.to_owned();
         self.blocking(move |engine, desired| {
-            for group in desired.groups() {
-                engine.look(group).map_err(|error| status::of_volumes(&error))?;
-                // A group that is not there may have the volume: that it is gone is not known.
-                if !engine.inventory().groups.contains_key(group) {
-                    let message =
-                        format!("volume group {group} is not there: whether {id} is in it is not known");
-                    return Err(Error::new(Kind::Precondition, message));
+            if find(desired, &engine.inventory(), &id, is_snapshot).is_none() {
+                // That it is gone is known only when every group was looked at.
+                for group in desired.groups() {
+                    engine.look(group).map_err(|error| status::of_volumes(&error))?;
+                    if !engine.inventory().groups.contains_key(group) {
+                        let message =
+                            format!("volume group {group} is not there: whether {id} is in it is not known");
+                        return Err(Error::new(Kind::Precondition, message));
+                    }
                 }
             }
             let inventory = engine.inventory();

@@ -33,6 +33,13 @@ struct Class {
     device_class: String,
 }
 
+/// Which group on which node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GroupOnNode {
+    node: String,
+    volume_group: String,
+}
+
 type Gauges = Family<Class, Gauge<f64, AtomicU64>>;
 
 /// All figures.
@@ -46,6 +53,7 @@ pub(crate) struct Metrics {
     pool_metadata: Gauges,
     pool_available: Gauges,
     configuration_wrong: Gauge,
+    stuck: Family<GroupOnNode, Gauge>,
     node: String,
 }
 
@@ -70,6 +78,12 @@ impl Metrics {
             gauges("topolvm_thinpool_metadata_percent", "How full the thin pool's metadata is");
         let pool_available =
             gauges("topolvm_thinpool_overprovisioned_available", "What the thin pool may still promise");
+        let stuck = Family::<GroupOnNode, Gauge>::default();
+        registry.register(
+            "lvms_volumegroup_stuck",
+            "Whether an LVM command has not ended by its deadline and holds the volume group up",
+            stuck.clone(),
+        );
         let configuration_wrong = Gauge::default();
         registry.register(
             "lvms_configuration_wrong",
@@ -86,6 +100,7 @@ impl Metrics {
             pool_metadata,
             pool_available,
             configuration_wrong,
+            stuck,
             node: node.to_owned(),
         }
     }
@@ -121,6 +136,11 @@ impl Metrics {
             gauges.clear();
         }
         self.configuration_wrong.set(i64::from(configuration.is_wrong()));
+        self.stuck.clear();
+        for group in desired.groups() {
+            let labels = GroupOnNode { node: self.node.clone(), volume_group: group.to_string() };
+            self.stuck.get_or_create(&labels).set(i64::from(engine.stuck(group).is_some()));
+        }
         for class in &desired.classes {
             self.class(engine, &inventory, class);
         }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use axum::Router;
@@ -15,6 +16,7 @@ use lvms_csi::proto::controller_server::ControllerServer;
 use lvms_csi::proto::identity_server::IdentityServer;
 use lvms_csi::proto::node_server::NodeServer;
 use lvms_csi::{Controller, Identity, Node};
+use lvms_host::attention;
 use lvms_host::desired::Desired;
 use lvms_host::runner::{Linux, Options as HostOptions};
 use lvms_host::volumes::Volumes as Engine;
@@ -49,6 +51,9 @@ pub(crate) struct Options {
     /// lvm2's program on the host.
     #[arg(long, value_name = "FILE")]
     lvm_path: Option<PathBuf>,
+    /// A changing LVM command that has not ended after this long counts as stuck, and holds its volume group up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 180)]
+    command_deadline: u64,
     /// Where the lock and LVM's layered configuration are kept.
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/lvms", hide = true)]
     runtime_directory: PathBuf,
@@ -75,11 +80,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let socket = socket(&options.endpoint)?;
     let configuration = Configuration::read(&options.config)?;
     let desired = configuration.desired();
-    let host = host_options(&desired, options.lvm_path.as_deref(), &options.runtime_directory)?;
+    let mut host = host_options(&desired, options.lvm_path.as_deref(), &options.runtime_directory)?;
+    host.change_limit = Duration::from_secs(options.command_deadline);
     let _alone = be_alone(&options.runtime_directory)?;
     let linux = Arc::new(Linux::new(host).context("the host cannot be reached")?);
     let engine = Engine::open(linux, &desired.groups()).context("LVM does not answer")?;
     configuration.follow(options.config.clone())?;
+    shield(&engine, &desired);
+    let followed = Arc::clone(&configuration);
+    attention::follow(&engine, move || followed.desired())?;
     for group in desired.groups() {
         if !engine.inventory().groups.contains_key(group) {
             tracing::warn!(group = %group, "there is no such volume group: its classes have no capacity");
@@ -89,6 +98,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().max_blocking_threads(64).enable_all().build()?;
     runtime.block_on(serve(options, &socket, engine, configuration))
+}
+
+fn shield(engine: &Engine<Linux>, desired: &Desired) {
+    if let Err(error) = engine.runner().shield(&desired.groups()) {
+        tracing::warn!(%error, "the host cannot be kept from looking into volumes");
+    }
 }
 
 fn socket(endpoint: &str) -> Result<PathBuf> {
@@ -129,6 +144,13 @@ async fn serve(
         let figures = figures(Arc::clone(&metrics), Arc::clone(&engine), Arc::clone(&configuration));
         tokio::spawn(async move { axum::serve(listener, figures).await });
     }
+    let (shielded, mut changes) = (Arc::clone(&engine), configuration.watch());
+    tokio::spawn(async move {
+        while changes.changed().await.is_ok() {
+            let (engine, desired) = (Arc::clone(&shielded), Arc::clone(&changes.borrow_and_update()));
+            let _ = tokio::task::spawn_blocking(move || shield(&engine, &desired)).await;
+        }
+    });
     let listener = bind(socket)?;
     let volumes = Arc::new(LocalVolumes::new(engine, configuration));
     let locks = Arc::new(Locks::default());

@@ -90,7 +90,8 @@ pub(crate) fn of_publish(error: &PublishError) -> Error {
         PublishError::Flag(_) => Kind::Invalid,
         // "Published already, in a way that does not fit."
         PublishError::Occupied { .. } => Kind::AlreadyExists,
-        PublishError::Unfinished(_)
+        PublishError::Orphaned(_)
+        | PublishError::Unfinished(_)
         | PublishError::NotMountable { .. }
         | PublishError::NotZeroed(_)
         | PublishError::Differs { .. } => Kind::Precondition,

@@ -5,14 +5,14 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use lab_csi::proto::volume_capability::access_mode::Mode;
-use lab_csi::{Access, Client, Code, Source, Status, proto};
+use lab_csi::{Access, Client, Code, Driver, Source, Status, proto};
 use lab_test::{GIB, Lab, Needs, Result, run};
 
 /// Where the lab puts the driver.
-const DRIVER: &str = "/lab/lvms";
+const PROGRAM: &str = "/lab/lvms";
 const SOCKET: &str = "/run/test/csi.sock";
 const CONFIGURATION: &str = "/run/test/lvmd.yaml";
 const FIGURES: &str = "127.0.0.1:9809";
@@ -25,18 +25,8 @@ lvcreate-option-classes:
   - {name: odd, options: [--no-such-option]}
 ";
 
-/// The driver, ended when it is dropped.
-struct Driver(Child);
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn command() -> Command {
-    let mut command = Command::new(DRIVER);
+    let mut command = Command::new(PROGRAM);
     command.args(["standalone", "--config", CONFIGURATION, "--endpoint", &format!("unix://{SOCKET}")]);
     command.args(["--node-id", "here", "--metrics-bind-address", FIGURES]);
     command
@@ -46,9 +36,8 @@ fn start(lab: &Lab) -> Result<(Driver, Client)> {
     run("vgcreate", ["vg", lab.disk(0)])?;
     run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-L", "300m", "vg"])?;
     fs::write(CONFIGURATION, CLASSES)?;
-    let driver = Driver(command().stdin(Stdio::null()).spawn()?);
-    lab.wait_for("the driver to serve", || Path::new(SOCKET).exists().then_some(()))?;
-    let client = Client::connect(Path::new(SOCKET))?;
+    let driver = Driver::start(&mut command(), Path::new(SOCKET))?;
+    let client = driver.connect()?;
     Ok((driver, client))
 }
 
@@ -257,6 +246,32 @@ fn names_of_every_kind_come_back_as_they_were(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_volume_for_a_single_writer_is_published_on_one_path(lab: &Lab) -> Result {
+    let (_driver, client) = start(lab)?;
+    for access in [Access::Block, Access::Filesystem("ext4")] {
+        let id = client.create("single", "thin", 64 << 20, access, None)?.volume_id;
+        let publish = |target: &str| {
+            let mut capability = access.capability();
+            let mode = Mode::SingleNodeSingleWriter.into();
+            capability.access_mode = Some(proto::volume_capability::AccessMode { mode });
+            let request = proto::NodePublishVolumeRequest {
+                volume_id: id.clone(),
+                target_path: target.to_owned(),
+                volume_capability: Some(capability),
+                ..Default::default()
+            };
+            client.node(async |mut node| node.node_publish_volume(request).await)
+        };
+        publish("/run/test/one")?;
+        publish("/run/test/one")?;
+        let refused = Expected(Code::FailedPrecondition, "/run/test/one");
+        expect("a second path", publish("/run/test/two"), &refused);
+        client.unpublish(&id, Path::new("/run/test/one"))?;
+        client.delete(&id)?;
+    }
+    Ok(())
+}
+
 fn figures(path: &str) -> Result<String> {
     let mut connection = TcpStream::connect(FIGURES)?;
     write!(connection, "GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")?;
@@ -298,7 +313,7 @@ fn a_second_driver_is_refused_and_an_ended_one_leaves_nothing_half_done(lab: &La
     let said = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(said.contains("another lvms serves this host"), "{said}");
     // Told to end in the middle of a call, it finishes it.
-    let pid = driver.0.id().to_string();
+    let pid = driver.process.id().to_string();
     let made = std::thread::scope(|scope| {
         let call = scope.spawn(|| client.create("last", "thick", 64 << 20, Access::Block, None));
         let begun = lab.wait_for("the call to begin", || {
@@ -309,14 +324,13 @@ fn a_second_driver_is_refused_and_an_ended_one_leaves_nothing_half_done(lab: &La
         begun.and(ended)?;
         call.join().map_err(|_| "the call panicked")?.map_err(lab_test::Error::from)
     })?;
-    assert!(driver.0.wait()?.success());
+    assert!(driver.process.wait()?.success());
     assert_eq!(made.capacity_bytes, 64 << 20);
     assert!(!state()?.contains("zeroing"), "{}", state()?);
     // Started again, it finds what it made.
-    let again = Driver(command().spawn()?);
-    let client = lab.wait_for("the driver to serve again", || Client::connect(Path::new(SOCKET)).ok())?;
-    assert_eq!(client.create("last", "thick", 64 << 20, Access::Block, None)?.volume_id, made.volume_id);
-    drop(again);
+    let again = Driver::start(&mut command(), Path::new(SOCKET))?;
+    let found = again.connect()?.create("last", "thick", 64 << 20, Access::Block, None)?;
+    assert_eq!(found.volume_id, made.volume_id);
     Ok(())
 }
 
@@ -324,7 +338,7 @@ fn check_tells_what_is_wrong_with_file_and_host(lab: &Lab) -> Result {
     run("vgcreate", ["vg", lab.disk(0)])?;
     let check = |text: &str| -> Result<(bool, String)> {
         fs::write(CONFIGURATION, text)?;
-        let output = Command::new(DRIVER).args(["check", CONFIGURATION]).output()?;
+        let output = Command::new(PROGRAM).args(["check", CONFIGURATION]).output()?;
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
     let (good, said) = check("device-classes: [{name: a, volume-group: vg, spare-gb: 0}]")?;
@@ -339,7 +353,7 @@ fn check_tells_what_is_wrong_with_file_and_host(lab: &Lab) -> Result {
     assert!(!good && said.contains("line 1"), "{said}");
     let (good, said) = check("device-classes: [{name: a, volume-group: vg, strip: 2}]")?;
     assert!(good && said.contains("warning  configuration") && said.contains("strip"), "{said}");
-    let json = Command::new(DRIVER).args(["check", "-o", "json", CONFIGURATION]).output()?;
+    let json = Command::new(PROGRAM).args(["check", "-o", "json", CONFIGURATION]).output()?;
     let json: serde_json::Value = serde_json::from_slice(&json.stdout)?;
     assert_eq!(json[0]["verdict"], "ok");
     Ok(())
@@ -348,6 +362,7 @@ fn check_tells_what_is_wrong_with_file_and_host(lab: &Lab) -> Result {
 lab_test::main! {
     wrong_requests_get_the_right_code_name_the_field_and_change_nothing: Needs::disks(1, GIB).guest(),
     names_of_every_kind_come_back_as_they_were: Needs::disks(1, GIB).guest(),
+    a_volume_for_a_single_writer_is_published_on_one_path: Needs::disks(1, GIB).guest(),
     a_changed_configuration_takes_effect_and_a_wrong_one_is_told: Needs::disks(1, GIB).guest(),
     a_second_driver_is_refused_and_an_ended_one_leaves_nothing_half_done: Needs::disks(1, GIB).guest(),
     check_tells_what_is_wrong_with_file_and_host: Needs::disks(1, GIB).guest(),

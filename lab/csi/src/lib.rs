@@ -1,10 +1,13 @@
 //! A CSI client as a container orchestrator has one, for tests, benchmarks and the demo: calls block, and answer with
 //! what the driver said.
 
+mod driver;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
+pub use driver::Driver;
 use lvms_csi::proto::controller_client::ControllerClient;
 use lvms_csi::proto::node_client::NodeClient;
 use lvms_csi::proto::volume_capability::access_mode::Mode;
@@ -14,6 +17,9 @@ pub use lvms_csi::proto::{self, Snapshot, Volume};
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::{Channel, Endpoint};
 pub use tonic::{Code, Status};
+
+/// What goes wrong beside what the driver says.
+pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// A driver that has not answered after this long hangs.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -58,7 +64,7 @@ impl Access {
 
 impl Client {
     /// Connects to the socket of a driver that serves.
-    pub fn connect(socket: &Path) -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
+    pub fn connect(socket: &Path) -> Result<Client, Error> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let endpoint = Endpoint::try_from(format!("unix://{}", socket.display()))?.timeout(LIMIT);
         let channel = runtime.block_on(endpoint.connect())?;

@@ -34,6 +34,8 @@ pub struct Needs {
     pub power_cut: bool,
     /// Whether the test is about the guest itself, or about what its udev does.
     pub guest: bool,
+    /// Whether it is left out unless all tests are asked for.
+    pub rare: bool,
 }
 
 impl Needs {
@@ -74,6 +76,11 @@ impl Needs {
     /// It is about the guest itself, or about what its udev does.
     pub fn guest(self) -> Needs {
         Needs { guest: true, ..self }
+    }
+
+    /// It takes long and shows once more what others show: it runs only when all are asked for.
+    pub fn rarely(self) -> Needs {
+        Needs { rare: true, ..self }
     }
 
     /// No systemd-udevd in the guest.

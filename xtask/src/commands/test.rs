@@ -1,5 +1,6 @@
 //! `cargo xtask test`.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -12,7 +13,7 @@ use crate::lab::namespace;
 use crate::lab::runs::Run;
 use crate::lab::{Lab, Prepared};
 use crate::packages::machine;
-use crate::suites::{self, Lane, Results, Suite, cluster, host, lab, sanity, topolvm, unit};
+use crate::suites::{self, Choice, Results, Suite, cluster, host, lab, sanity, topolvm, unit};
 use crate::{driver, peers};
 
 /// Which tests.
@@ -23,6 +24,9 @@ pub(crate) struct Options {
     /// Run only tests whose name contains this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
+    /// Run also the tests that take long and show once more what others show.
+    #[arg(long)]
+    all: bool,
     /// The version of Kubernetes.
     #[arg(long, value_name = "VERSION", default_value_t)]
     kubernetes: Version,
@@ -42,6 +46,9 @@ impl Options {
         self.suites.iter().map(|name| Suite::named(name)).collect()
     }
 }
+
+/// So many labs divide the tests: their guests have one processor each, and wait a lot.
+const LABS: [&str; 2] = ["test", "test-2"];
 
 /// Prepares, enters labs for the suites that need one, and sums up.
 pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
@@ -69,11 +76,9 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
         binaries = host::build()?;
     }
     let mut labs = Vec::new();
-    for lane in Lane::ALL {
-        let suites: Vec<Suite> = in_lab.iter().copied().filter(|suite| suite.lane() == lane).collect();
-        if !suites.is_empty() {
-            labs.push((lane, prepare(&cache, lane, suites, &binaries, options.kubernetes)?));
-        }
+    for name in LABS {
+        let claims = labs.first().map(|(_, run): &(_, Run)| run.directory.join("claims"));
+        labs.push((name, prepare(&cache, name, &in_lab, &binaries, options.kubernetes, claims)?));
     }
     if suites.contains(&Suite::Host)
         && native
@@ -86,21 +91,21 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     std::thread::scope(|scope| -> Result<()> {
         let entered: Vec<_> =
             labs.iter().map(|(_, run)| scope.spawn(|| namespace::enter(&run.directory))).collect();
-        for ((lane, run), entered) in labs.iter().zip(entered) {
+        for ((name, run), entered) in labs.iter().zip(entered) {
             let code = entered.join().map_err(|_| anyhow!("a lab's thread panicked"))??;
             match Results::load(&run.directory)? {
                 Some(inside) => results.append(inside),
                 None => {
                     let failure = format!("it ended early, with exit code {code}");
-                    results.add_failure(lane.name(), "the whole lab", &failure);
+                    results.add_failure(name, "the whole lab", &failure);
                 }
             }
         }
         Ok(())
     })?;
     if options.keep || !results.passed() {
-        for (lane, run) in &labs {
-            println!("logs: {}", run.keep_logs(lane.name())?.display());
+        for (name, run) in &labs {
+            println!("logs: {}", run.keep_logs(name)?.display());
         }
     }
     conclude(&results, filter)
@@ -109,13 +114,16 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
 /// Makes a lab ready for these suites.
 fn prepare(
     cache: &Cache,
-    lane: Lane,
-    suites: Vec<Suite>,
+    name: &str,
+    suites: &[Suite],
     binaries: &[PathBuf],
     kubernetes: Version,
+    claims: Option<PathBuf>,
 ) -> Result<Run> {
-    let run = Run::begin(lane.name())?;
+    let run = Run::begin(name)?;
     let mut prepared = Prepared::make(cache, &run.directory)?;
+    prepared.claims = claims.unwrap_or_else(|| run.directory.join("claims"));
+    fs::create_dir_all(&prepared.claims)?;
     if suites.iter().any(|suite| suite.needs_test_binaries()) {
         for binary in binaries {
             prepared.share_test(&run.directory, binary)?;
@@ -134,7 +142,7 @@ fn prepare(
         let peers = if suites.contains(&Suite::Topolvm) { peers::node_files(cache)? } else { Vec::new() };
         prepared.with_cluster(cache, &run.directory, kubernetes, &peers)?;
     }
-    prepared.suites = suites;
+    prepared.suites = suites.to_vec();
     prepared.save(&run.directory)?;
     Ok(run)
 }
@@ -150,19 +158,19 @@ fn conclude(results: &Results, filter: &str) -> Result<ExitCode> {
 
 /// Runs the suites that this lab was made ready for.
 pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
-    let filter = options.filter.as_deref().unwrap_or_default();
     let prepared = Prepared::load()?;
+    let filter = options.filter.as_deref().unwrap_or_default();
+    let choice = Choice::new(filter, options.all, &prepared.claims);
     let started = Lab::start(&prepared)?;
     let run = |suite: Suite, results: &mut Results| -> Result<()> {
         match suite {
-            Suite::Unit => {}
-            Suite::Host | Suite::Crash => host::run(&started, &prepared.tests, suite, filter, results)?,
-            Suite::Lab => lab::run_inside(&started, filter, results),
-            Suite::Sanity => sanity::run(&started, filter, results),
-            Suite::Cluster => cluster::run(&started, prepared.programs()?, filter, results),
-            Suite::Topolvm => topolvm::run(&started, &Cache::open()?, prepared.programs()?, filter, results),
+            Suite::Unit => Ok(()),
+            Suite::Host | Suite::Crash => host::run(&started, &prepared.tests, suite, &choice, results),
+            Suite::Lab => lab::run_inside(&started, &choice, results),
+            Suite::Sanity => sanity::run(&started, &choice, results),
+            Suite::Cluster => cluster::run(&started, prepared.programs()?, &choice, results),
+            Suite::Topolvm => topolvm::run(&started, &Cache::open()?, prepared.programs()?, &choice, results),
         }
-        Ok(())
     };
     let mut results = Results::default();
     for suite in &prepared.suites {

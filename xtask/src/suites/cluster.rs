@@ -4,16 +4,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Results, Suite, matches};
+use super::{Choice, Results, Suite};
 use crate::cluster::programs::Programs;
 use crate::cluster::{Cluster, Options};
 use crate::lab::Lab;
 
 /// A test that shares a cluster with others.
 pub(super) type Case = (&'static str, fn(&Cluster) -> Result<()>);
-
-/// Lists of tests; each list runs beside the others.
-pub(super) type Lists = &'static [&'static [Case]];
 
 const CASES: &[Case] = &[
     ("three_nodes_are_ready", three_nodes_are_ready),
@@ -27,27 +24,28 @@ const GATE: &str = "ContextualLogging";
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    names(&[&[CASES]])
+    names(CASES).collect()
 }
 
 /// Runs them.
-pub(crate) fn run(lab: &Arc<Lab>, programs: &Programs, filter: &str, results: &mut Results) {
+pub(crate) fn run(lab: &Arc<Lab>, programs: &Programs, choice: &Choice, results: &mut Results) -> Result<()> {
     let options = Options { feature_gates: vec![format!("{GATE}=false")], audit: true, ..Options::nodes(3) };
-    let suite = InOneCluster { suite: Suite::Cluster, options, cases: &[&[CASES]] };
-    suite.run(lab, programs, filter, results, |_| Ok(()));
+    let suite = InOneCluster { suite: Suite::Cluster, part: "cluster", options, cases: CASES };
+    suite.run(lab, programs, choice, results, |_| Ok(()))
 }
 
 /// The names of all of them.
-pub(super) fn names(cases: &[Lists]) -> Vec<String> {
-    cases.iter().flat_map(|lists| lists.concat()).map(|(name, _)| name.to_owned()).collect()
+pub(super) fn names(cases: &[Case]) -> impl Iterator<Item = String> {
+    cases.iter().map(|(name, _)| (*name).to_owned())
 }
 
 /// Tests that share a cluster.
 pub(super) struct InOneCluster {
     pub(super) suite: Suite,
+    /// What a lab claims to run them.
+    pub(super) part: &'static str,
     pub(super) options: Options,
-    /// One after the other.
-    pub(super) cases: &'static [Lists],
+    pub(super) cases: &'static [Case],
 }
 
 impl InOneCluster {
@@ -56,48 +54,33 @@ impl InOneCluster {
         &self,
         lab: &Arc<Lab>,
         programs: &Programs,
-        filter: &str,
+        choice: &Choice,
         results: &mut Results,
         prepare: impl FnOnce(&Cluster) -> Result<()>,
-    ) {
-        if !names(self.cases).iter().any(|name| matches(name, filter)) {
-            return;
-        }
+    ) -> Result<()> {
         let suite = self.suite.name();
+        if !names(self.cases).any(|name| choice.matches(&name)) || !choice.claim(suite, self.part)? {
+            return Ok(());
+        }
         let cluster = match Cluster::start(lab, programs, &self.options) {
             Ok(cluster) => cluster,
-            Err(error) => return results.add_failure(suite, "the cluster starts", &format!("{error:#}")),
+            Err(error) => {
+                results.add_failure(suite, "the cluster starts", &format!("{error:#}"));
+                return Ok(());
+            }
         };
         if let Err(error) = prepare(&cluster) {
             cluster.collect_logs();
-            return results.add_failure(suite, "the cluster is prepared", &format!("{error:#}"));
+            results.add_failure(suite, "the cluster is prepared", &format!("{error:#}"));
+            return Ok(());
         }
-        for lists in self.cases {
-            std::thread::scope(|scope| {
-                let run = |cases: &'static [Case]| {
-                    let cluster = &cluster;
-                    scope.spawn(move || run_cases(suite, cluster, cases, filter))
-                };
-                let running: Vec<_> = lists.iter().map(|cases| run(cases)).collect();
-                for list in running {
-                    match list.join() {
-                        Ok(ended) => results.append(ended),
-                        Err(_) => results.add_failure(suite, "a list of tests", "it panicked"),
-                    }
-                }
-            });
+        for (name, body) in self.cases.iter().filter(|(name, _)| choice.matches(name)) {
+            if !results.run(suite, name, || body(&cluster)) {
+                cluster.collect_logs();
+            }
         }
+        Ok(())
     }
-}
-
-fn run_cases(suite: &str, cluster: &Cluster, cases: &[Case], filter: &str) -> Results {
-    let mut results = Results::default();
-    for (name, body) in cases.iter().filter(|(name, _)| matches(name, filter)) {
-        if !results.run(suite, name, || body(cluster)) {
-            cluster.collect_logs();
-        }
-    }
-    results
 }
 
 fn three_nodes_are_ready(cluster: &Cluster) -> Result<()> {

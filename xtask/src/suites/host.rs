@@ -17,7 +17,7 @@ use lab_protocol::agent::{Ended, FromGuest};
 use lab_protocol::control;
 use lab_protocol::needs::{Listed, Needs, Start, Surroundings};
 
-use super::{Results, Suite, matches};
+use super::{Choice, Results, Suite};
 use crate::guest::{Guest, Spec};
 use crate::lab::Lab;
 use crate::{process, progress, workspace};
@@ -59,7 +59,7 @@ pub(crate) fn build() -> Result<Vec<PathBuf>> {
 
 /// Their names.
 pub(crate) fn list(suite: Suite) -> Result<Vec<String>> {
-    Ok(cases(&build()?, suite, "")?.into_iter().map(|case| case.name).collect())
+    Ok(cases(&build()?, suite)?.into_iter().map(|case| case.name).collect())
 }
 
 fn tests_of(binary: &Path) -> Result<Vec<Listed>> {
@@ -86,13 +86,13 @@ fn suite_of(name: &str) -> Suite {
     if name.starts_with("crash::") { Suite::Crash } else { Suite::Host }
 }
 
-/// The tests of these binaries that are asked for.
-fn cases(binaries: &[PathBuf], suite: Suite, filter: &str) -> Result<Vec<Case>> {
+/// The tests of these binaries that belong to a suite.
+fn cases(binaries: &[PathBuf], suite: Suite) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for binary in binaries {
         for test in tests_of(binary)? {
             let name = full_name(binary, &test.name);
-            if matches(&name, filter) && suite_of(&name) == suite {
+            if suite_of(&name) == suite {
                 cases.push(Case { binary: binary.clone(), name, test });
             }
         }
@@ -105,16 +105,17 @@ pub(crate) fn run(
     lab: &Arc<Lab>,
     binaries: &[PathBuf],
     suite: Suite,
-    filter: &str,
+    choice: &Choice,
     results: &mut Results,
 ) -> Result<()> {
     let shared_binaries: Vec<PathBuf> = binaries.iter().map(|binary| lab.share.join(binary)).collect();
     let elsewhere = native::wanted()?;
     let mut shared: BTreeMap<Surroundings, Vec<Case>> = BTreeMap::new();
     let mut alone = Vec::new();
-    for case in cases(&shared_binaries, suite, filter)? {
+    for case in cases(&shared_binaries, suite)? {
         let needs = &case.test.needs;
-        if elsewhere && !needs.only_a_guest_will_do() {
+        let here = !elsewhere || needs.only_a_guest_will_do();
+        if !here || !choice.matches(&case.name) || (needs.rare && !choice.all) {
             continue;
         }
         if needs.power_cut {
@@ -123,14 +124,17 @@ pub(crate) fn run(
             shared.entry(needs.surroundings).or_default().push(case);
         }
     }
-    for (surroundings, cases) in shared {
-        run_in_one_guest(lab, suite, surroundings, &cases, results);
-    }
     for case in alone {
+        if !choice.claim(suite.name(), &case.name)? {
+            continue;
+        }
         results.run(suite.name(), &case.name, || {
             let guest = boot(lab, case.test.needs.surroundings, true)?;
             run_case(lab, &guest, &case)
         });
+    }
+    for (surroundings, cases) in shared {
+        run_in_one_guest(lab, suite, surroundings, &cases, choice, results)?;
     }
     Ok(())
 }
@@ -140,10 +144,14 @@ fn run_in_one_guest(
     suite: Suite,
     surroundings: Surroundings,
     cases: &[Case],
+    choice: &Choice,
     results: &mut Results,
-) {
+) -> Result<()> {
     let mut guest: Option<Arc<Guest>> = None;
     for case in cases {
+        if !choice.claim(suite.name(), &case.name)? {
+            continue;
+        }
         let mut tidy = Ok(());
         let passed = results.run(suite.name(), &case.name, || {
             let guest = match &guest {
@@ -158,6 +166,7 @@ fn run_in_one_guest(
             guest = None;
         }
     }
+    Ok(())
 }
 
 fn boot(lab: &Arc<Lab>, surroundings: Surroundings, state: bool) -> Result<Arc<Guest>> {

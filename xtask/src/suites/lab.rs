@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use super::{Results, Suite, matches};
+use super::{Choice, Results, Suite, matches};
 use crate::lab::Lab;
 
 /// Their names.
@@ -19,10 +19,13 @@ pub(crate) fn list() -> Vec<String> {
 }
 
 /// Runs those that need a lab.
-pub(crate) fn run_inside(lab: &Arc<Lab>, filter: &str, results: &mut Results) {
-    for (name, body) in guests::CASES.iter().filter(|(name, _)| matches(name, filter)) {
-        results.run(Suite::Lab.name(), name, || body(lab));
+pub(crate) fn run_inside(lab: &Arc<Lab>, choice: &Choice, results: &mut Results) -> Result<()> {
+    for (name, body) in guests::CASES.iter().filter(|(name, _)| choice.matches(name)) {
+        if choice.claim(Suite::Lab.name(), name)? {
+            results.run(Suite::Lab.name(), name, || body(lab));
+        }
     }
+    Ok(())
 }
 
 /// Runs those that start commands of their own.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use lab_protocol::agent::Ended;
 use lab_protocol::disk::{Disk, GIB};
 
-use super::{Results, Suite, matches};
+use super::{Choice, Results, Suite};
 use crate::guest::{Guest, Spec};
 use crate::lab::Lab;
 use crate::{driver, process};
@@ -42,24 +42,26 @@ pub(crate) fn list() -> Vec<String> {
 }
 
 /// Starts the driver in a guest, and runs csi-sanity there.
-pub(crate) fn run(lab: &Arc<Lab>, filter: &str, results: &mut Results) {
-    if !list().iter().any(|name| matches(name, filter)) {
-        return;
-    }
+pub(crate) fn run(lab: &Arc<Lab>, choice: &Choice, results: &mut Results) -> Result<()> {
     let suite = Suite::Sanity.name();
-    let guest = match start(lab) {
-        Ok(guest) => guest,
-        Err(error) => return results.add_failure(suite, "the driver starts", &format!("{error:#}")),
-    };
-    for class in CLASSES {
-        for access in ACCESS {
-            let name = name(class, access);
-            if matches(&name, filter) {
-                results.run(suite, &name, || sanity(&guest, class, access));
-            }
+    let mut guest = None;
+    for (class, access) in CLASSES.iter().flat_map(|class| ACCESS.map(|access| (class, access))) {
+        let name = name(class, access);
+        if !choice.matches(&name) || !choice.claim(suite, &name)? {
+            continue;
         }
+        results.run(suite, &name, || {
+            let guest = match &guest {
+                Some(guest) => guest,
+                None => guest.insert(start(lab)?),
+            };
+            sanity(guest, class, access)
+        });
     }
-    driver::keep_log(&guest, "lvms-standalone.log");
+    if let Some(guest) = guest {
+        driver::keep_log(&guest, "lvms-standalone.log");
+    }
+    Ok(())
 }
 
 fn start(lab: &Arc<Lab>) -> Result<Arc<Guest>> {

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::GIB;
 
-use super::cluster::{self, Case, InOneCluster, Lists};
-use super::{Results, Suite};
+use super::cluster::{self, Case, InOneCluster};
+use super::{Choice, Results, Suite};
 use crate::cache::Cache;
 use crate::cluster::programs::Programs;
 use crate::cluster::{Cluster, Options};
@@ -20,15 +20,14 @@ use crate::peers;
 use crate::peers::topolvm::{THICK, THICK_GROUP, THIN, THIN_GROUP};
 use stage::{on_a_stage, returning_all_space};
 
-const NODE: &[Case] =
-    &[("one_node_is_ready_and_its_pod_reaches_a_service", cluster::a_pod_on_each_node_reaches_a_service)];
-
 const ON_THICK_VOLUMES: &[Case] = &[
+    ("one_node_is_ready_and_its_pod_reaches_a_service", cluster::a_pod_on_each_node_reaches_a_service),
     (
         "a_thick_volume_keeps_its_data_when_its_pod_is_made_again",
         a_thick_volume_keeps_its_data_when_its_pod_is_made_again,
     ),
     ("a_mounted_thick_volume_grows", a_mounted_thick_volume_grows),
+    ("csi_sanity_passes_on_thick_volumes", csi_sanity_passes_on_thick_volumes),
 ];
 
 const ON_THIN_VOLUMES: &[Case] = &[
@@ -37,26 +36,34 @@ const ON_THIN_VOLUMES: &[Case] = &[
         "a_snapshot_is_restored_as_it_was_though_its_origin_changed",
         a_snapshot_is_restored_as_it_was_though_its_origin_changed,
     ),
+    ("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes),
 ];
 
-const ON_BOTH: &[Case] =
-    &[("csi_sanity_passes_on_thick_and_on_thin_volumes", csi_sanity_passes_on_thick_and_on_thin_volumes)];
-
-const CASES: &[Lists] = &[&[NODE], &[ON_THICK_VOLUMES, ON_THIN_VOLUMES], &[ON_BOTH]];
+/// Each has a cluster of its own.
+const PARTS: [(&str, &[Case]); 2] = [("thick", ON_THICK_VOLUMES), ("thin", ON_THIN_VOLUMES)];
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    cluster::names(CASES)
+    PARTS.iter().flat_map(|(_, cases)| cluster::names(cases)).collect()
 }
 
 /// Installs TopoLVM in a cluster with one node if there is a test to run, and runs them.
-pub(crate) fn run(lab: &Arc<Lab>, cache: &Cache, programs: &Programs, filter: &str, results: &mut Results) {
-    let options = Options { images: peers::IMAGES.map(str::to_owned).to_vec(), ..Options::nodes(1) };
-    let suite = InOneCluster { suite: Suite::Topolvm, options, cases: CASES };
-    suite.run(lab, programs, filter, results, |cluster| {
-        peers::snapshots::install(cache, cluster)?;
-        peers::topolvm::install(cache, cluster)
-    });
+pub(crate) fn run(
+    lab: &Arc<Lab>,
+    cache: &Cache,
+    programs: &Programs,
+    choice: &Choice,
+    results: &mut Results,
+) -> Result<()> {
+    for (part, cases) in PARTS {
+        let options = Options { images: peers::IMAGES.map(str::to_owned).to_vec(), ..Options::nodes(1) };
+        let suite = InOneCluster { suite: Suite::Topolvm, part, options, cases };
+        suite.run(lab, programs, choice, results, |cluster| {
+            peers::snapshots::install(cache, cluster)?;
+            peers::topolvm::install(cache, cluster)
+        })?;
+    }
+    Ok(())
 }
 
 /// Fills a file with new random bytes and prints their checksum.
@@ -150,15 +157,16 @@ fn a_snapshot_is_restored_as_it_was_though_its_origin_changed(cluster: &Cluster)
 const NOT_OF_THICK_VOLUMES: [&str; 4] =
     ["CreateVolume.*source snapshot", "CreateVolume.*source volume", "CreateSnapshot", "DeleteSnapshot"];
 
-/// At the same time, because each waits a lot.
-fn csi_sanity_passes_on_thick_and_on_thin_volumes(cluster: &Cluster) -> Result<()> {
-    let thin = "csi.storage.k8s.io/fstype: xfs\ntopolvm.io/device-class: thin\n";
-    returning_all_space(cluster, "csi-sanity", || {
-        std::thread::scope(|scope| {
-            let thin = scope.spawn(|| sanity::run(cluster, "thin", Some(thin), &[], 52));
-            let thick = sanity::run(cluster, "thick", None, &NOT_OF_THICK_VOLUMES, 40);
-            thick.and(thin.join().map_err(|_| anyhow::anyhow!("csi-sanity panicked"))?)
-        })
+fn csi_sanity_passes_on_thick_volumes(cluster: &Cluster) -> Result<()> {
+    returning_all_space(cluster, "csi-sanity-thick", || {
+        sanity::run(cluster, "thick", None, &NOT_OF_THICK_VOLUMES, 40)
+    })
+}
+
+fn csi_sanity_passes_on_thin_volumes(cluster: &Cluster) -> Result<()> {
+    let parameters = "csi.storage.k8s.io/fstype: xfs\ntopolvm.io/device-class: thin\n";
+    returning_all_space(cluster, "csi-sanity-thin", || {
+        sanity::run(cluster, "thin", Some(parameters), &[], 52)
     })
 }
 

@@ -21,6 +21,8 @@ pub enum Change {
         options: Vec<String>,
         /// Its tags.
         tags: Vec<Tag>,
+        /// On these disks only, if any are named.
+        on: Vec<String>,
     },
     /// A volume in a thin pool.
     CreateThin {
@@ -109,14 +111,19 @@ impl Change {
         }
     }
 
+    /// Whether LVM writes the group's metadata for it.
+    pub fn is_written(&self) -> bool {
+        !matches!(self, Change::Activate { .. } | Change::Deactivate { .. })
+    }
+
     /// The command after `lvm`.
     pub fn arguments(&self) -> Vec<String> {
         let mut words = Words(Vec::new());
         match self {
-            Change::CreateThick { path, extents, options, tags } => {
+            Change::CreateThick { path, extents, options, tags, on } => {
                 words.add(["lvcreate", "--yes", "--wipesignatures", "y", "--name", path.volume.as_str()]);
                 words.add(["--extents".to_owned(), extents.0.to_string()]).tags("--addtag", tags);
-                words.add(options).add([path.group.as_str()]);
+                words.add(options).add([path.group.as_str()]).add(on);
             }
             Change::CreateThin { path, pool, size, options, tags } => {
                 words.add(["lvcreate", "--yes", "--type", "thin", "--thinpool", pool.as_str()]);

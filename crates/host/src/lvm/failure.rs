@@ -1,5 +1,6 @@
 //! What went wrong, as a type. The sentences are lvm2's; here is the only place that reads them.
 
+use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -20,7 +21,7 @@ pub enum Failure {
     #[error("{0}")]
     NoSpace(String),
     /// The metadata area of the volume group is full.
-    #[error("the metadata area of the volume group is full: {0}")]
+    #[error("the metadata area of the volume group is full: remove volumes, snapshots or tags: {0}")]
     MetadataFull(String),
     /// Somebody uses the volume.
     #[error("{0}")]
@@ -64,6 +65,11 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Whether it means that somebody else was quicker: what is there is not what was there when it was planned.
+    pub(crate) fn is_of_another(&self) -> bool {
+        matches!(self, Failure::NotFound(_) | Failure::AlreadyThere(_) | Failure::NotLarger(_))
+    }
+
     /// What a finished command answered, or why it failed.
     pub(crate) fn judge(program: &Program, finished: &Finished) -> Result<Answer, Failure> {
         let answer = Answer::parse(&finished.stdout)?;
@@ -74,7 +80,8 @@ impl Failure {
         if said.is_empty() {
             said = complaint(&finished.stderr);
         }
-        if said.is_empty() {
+        // One that was killed has only warned before.
+        if said.is_empty() || finished.status.signal().is_some() {
             said = format!("{} ended with {}", program.words(), finished.status);
         }
         /// The exit status of a command line that lvm2 does not understand.
@@ -93,7 +100,8 @@ type Make = fn(String) -> Failure;
 
 /// Parts of lvm2's sentences, the particular before the general.
 const SENTENCES: &[(&str, Make)] = &[
-    ("metadata too large for circular buffer", Failure::MetadataFull),
+    ("exceeds maximum metadata size", Failure::MetadataFull),
+    ("too large for circular buffer", Failure::MetadataFull),
     ("Failed to write VG", Failure::Other),
     ("insufficient free space", Failure::NoSpace),
     ("Insufficient free space", Failure::NoSpace),
@@ -166,6 +174,18 @@ mod tests {
     }
 
     #[test]
+    fn a_killed_command_is_told_as_such_whatever_it_has_said() {
+        let finished = Finished {
+            status: std::process::ExitStatus::from_raw(9),
+            stdout: Vec::new(),
+            stderr: b"  WARNING: Ignoring duplicate config value: monitoring\n".to_vec(),
+        };
+        let program = Program::changes(["lvm", "lvcreate"], Duration::from_secs(1));
+        let failure = Failure::judge(&program, &finished).unwrap_err();
+        assert!(failure.to_string().starts_with("lvm lvcreate ended with signal: 9"), "{failure}");
+    }
+
+    #[test]
     fn sentences_of_lvm2_are_told_apart() {
         // Each was printed by lvm2 2.03.16.
         for (said, expected) in [
@@ -180,6 +200,11 @@ mod tests {
             ("New size given (3 extents) not larger than existing size (5 extents)", "not larger"),
             ("New size (7 extents) matches existing size (7 extents).", "not larger"),
             ("Can't create raid1 without using device-mapper kernel driver.", "unsupported"),
+            (
+                "VG vg 113 metadata on /dev/sda (62730 bytes) exceeds maximum metadata size (62720 bytes); \
+                 Failed to write VG vg.; Failed to update metadata of vg/filler on disk.",
+                "metadata full",
+            ),
             ("Something that nobody has seen", "other"),
         ] {
             assert_eq!(kind(said), expected, "{said}");

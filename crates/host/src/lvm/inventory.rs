@@ -1,6 +1,7 @@
 //! What is there: volume groups with their disks and volumes, from one report.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -21,9 +22,8 @@ pub const COLUMNS: [(&str, &str); 5] = [
         "lv_name,lv_uuid,lv_attr,lv_size,lv_tags,origin,origin_size,pool_lv,lv_kernel_major,lv_kernel_minor,\
          lv_metadata_size,copy_percent",
     ),
-    // No column would mean all of them.
-    ("pvseg", "pvseg_start"),
-    ("seg", "lv_uuid,segtype,stripes,data_copies,seg_size_pe,chunk_size,seg_pe_ranges"),
+    ("pvseg", "pv_name,pvseg_start,pvseg_size,lv_name"),
+    ("seg", "lv_uuid,segtype,stripes,data_copies,seg_size_pe,chunk_size"),
 ];
 
 /// All volume groups of the host that LVM shows.
@@ -82,6 +82,20 @@ pub struct Disk {
 }
 
 impl Disk {
+    /// Its name for people, who know a missing one by LVM's identity alone.
+    pub fn told(&self) -> String {
+        if self.path.starts_with('[') {
+            format!("PV {}", self.uuid)
+        } else {
+            format!("{} (PV {})", self.path, self.uuid)
+        }
+    }
+
+    /// Whether its device has gone since LVM was asked.
+    pub fn is_gone(&self) -> bool {
+        self.device.is_some_and(|number| !number.exists())
+    }
+
     /// How many extents can still be had from it.
     pub fn free(&self) -> Extents {
         if self.allocatable && !self.missing { self.extents - self.taken } else { Extents::ZERO }
@@ -95,6 +109,18 @@ pub struct DeviceNumber {
     pub major: u32,
     /// The device.
     pub minor: u32,
+}
+
+impl DeviceNumber {
+    /// The kernel's directory for it.
+    pub fn directory(self) -> PathBuf {
+        PathBuf::from(format!("/sys/dev/block/{}:{}", self.major, self.minor))
+    }
+
+    /// Whether the kernel has such a device.
+    pub fn exists(self) -> bool {
+        self.directory().exists()
+    }
 }
 
 /// A logical volume.
@@ -116,14 +142,14 @@ pub struct Volume {
     pub active: bool,
     /// How far RAID images agree, in percent.
     pub synced: Option<f64>,
-    /// Where its own extents lie; empty if that is not known, as after a change of ours.
+    /// Where its data lies; empty if that is not known, as after a change of ours.
     pub areas: Vec<Area>,
 }
 
 /// Extents of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Area {
-    /// The disk's device node, or the name of a hidden volume.
+    /// The disk's device node.
     pub place: String,
     /// The first extent.
     pub first: u64,
@@ -296,10 +322,12 @@ fn group(row: &Row<'_>, tables: &Tables) -> Result<Group, BadReport> {
     for segment in rows(tables, "seg") {
         segments.entry(segment.text("lv_uuid")?).or_default().push(segment);
     }
+    let mut places = areas(tables)?;
     let mut volumes = BTreeMap::new();
     for row in rows(tables, "lv") {
         let segments = segments.get(row.text("lv_uuid")?).map(Vec::as_slice).unwrap_or_default();
-        let volume = volume(&row, segments)?;
+        let areas = places.remove(row.text("lv_name")?).unwrap_or_default();
+        let volume = volume(&row, segments, areas)?;
         volumes.insert(volume.name.clone(), volume);
     }
     Ok(Group {
@@ -330,14 +358,10 @@ fn disk(row: &Row<'_>) -> Result<Disk, BadReport> {
     })
 }
 
-fn volume(row: &Row<'_>, segments: &[Row<'_>]) -> Result<Volume, BadReport> {
+fn volume(row: &Row<'_>, segments: &[Row<'_>], areas: Vec<Area>) -> Result<Volume, BadReport> {
     let attributes = row.text("lv_attr")?;
     let size = row.bytes("lv_size")?;
     let kind = kind(row, attributes, size, segments)?;
-    let mut areas = Vec::new();
-    for segment in segments {
-        areas.extend(segment.text("seg_pe_ranges")?.split_whitespace().filter_map(area));
-    }
     Ok(Volume {
         name: LvName::parse(row.text("lv_name")?)?,
         uuid: row.text("lv_uuid")?.to_owned(),
@@ -387,9 +411,17 @@ fn layout(segments: &[Row<'_>]) -> Result<Kind, BadReport> {
     Ok(Kind::Thick(widest))
 }
 
-/// `/dev/sda:0-4`
-fn area(text: &str) -> Option<Area> {
-    let (place, range) = text.rsplit_once(':')?;
-    let (first, last) = range.split_once('-')?;
-    Some(Area { place: place.to_owned(), first: first.parse().ok()?, last: last.parse().ok()? })
+/// Where volumes lie, by their names; the images of a RAID volume are hidden volumes, whose names are in brackets.
+fn areas<'a>(tables: &'a Tables) -> Result<BTreeMap<&'a str, Vec<Area>>, BadReport> {
+    let mut areas: BTreeMap<&'a str, Vec<Area>> = BTreeMap::new();
+    for row in rows(tables, "pvseg") {
+        let name = row.text("lv_name")?.trim_matches(['[', ']']);
+        let name = name.rsplit_once("_rimage_").map_or(name, |(volume, _)| volume);
+        let (first, size): (u64, u64) = (row.number("pvseg_start")?, row.number("pvseg_size")?);
+        if !name.is_empty() && size > 0 {
+            let place = row.text("pv_name")?.to_owned();
+            areas.entry(name).or_default().push(Area { place, first, last: first + size - 1 });
+        }
+    }
+    Ok(areas)
 }

@@ -12,7 +12,7 @@ use crate::units::{Bytes, Extents};
 /// Makes the change. The sequence number is for the caller to set.
 pub fn apply(group: &mut Group, change: &Change) -> Result<(), Failure> {
     match change {
-        Change::CreateThick { path, extents, options, tags } => {
+        Change::CreateThick { path, extents, options, tags, .. } => {
             let shape = Shape::of_options(options);
             let extents = shape.round_up(*extents);
             let kind = Kind::Thick(layout(options, shape));

@@ -75,6 +75,11 @@ impl Shape {
         }
     }
 
+    /// Whether what is lost with a disk is on others, too.
+    pub fn is_redundant(self) -> bool {
+        self.disks > self.stripes
+    }
+
     /// The size that a volume of so many extents really gets.
     pub fn round_up(self, extents: Extents) -> Extents {
         extents.round_up(self.stripes)
@@ -106,17 +111,32 @@ impl Shape {
         if self.disks == 1 {
             return usable;
         }
-        let free: Vec<Extents> = group.disks.iter().map(Disk::free).collect();
-        let fits = |piece: u64| {
-            let had: Extents = free.iter().map(|free| Extents(free.0.min(piece))).sum();
-            had >= Extents(piece) * self.disks && Extents(piece) * self.disks <= usable
-        };
-        let (mut fitting, mut beyond) = (0, usable.0 / self.disks + 1);
-        while beyond - fitting > 1 {
-            let middle = fitting + (beyond - fitting) / 2;
-            if fits(middle) { fitting = middle } else { beyond = middle }
+        let free = group.disks.iter().map(|disk| Disk::free(disk).0).collect();
+        Extents(self.placed_by_lvm(free).min(usable.0 / self.disks))
+    }
+
+    /// How large the pieces become that LVM's allocator makes, which is not the best that could be done: it takes the
+    /// disks with most room, as much as the smallest of them has, and goes on with what is left. A disk that has a
+    /// part of one piece must not get a part of another where they shall survive each other.
+    fn placed_by_lvm(self, mut free: Vec<u64>) -> u64 {
+        let count = usize::try_from(self.disks).unwrap_or(usize::MAX);
+        let redundant = self.metadata > Extents::ZERO;
+        let (mut placed, mut taken) = (0, Vec::new());
+        loop {
+            let mut order: Vec<usize> = (0..free.len()).filter(|disk| free[*disk] > 0).collect();
+            order.sort_by_key(|disk| std::cmp::Reverse(free[*disk]));
+            order.truncate(count);
+            let again = order.iter().filter(|disk| taken.contains(*disk)).count();
+            if order.len() < count || (redundant && again > 1) {
+                return placed;
+            }
+            let length = order.iter().map(|disk| free[*disk]).min().unwrap_or_default();
+            for disk in &order {
+                free[*disk] -= length;
+            }
+            placed += length;
+            taken.extend(order);
         }
-        Extents(fitting)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::Refusal;
 use crate::desired::{ClassKind, DeviceClass};
 use crate::dm::{Pool, PoolState};
-use crate::lvm::inventory::Kind;
+use crate::lvm::inventory::{Disk, Kind};
 use crate::lvm::shape::Shape;
 use crate::lvm::{Group, Inventory};
 use crate::names::{LvName, VolumePath};
@@ -15,6 +15,12 @@ const MOST_METADATA: f64 = 80.0;
 
 /// A volume's text in the group's metadata is smaller than this.
 const ROOM_FOR_ONE: Bytes = Bytes::kib(4);
+
+/// Whether all disks of a group are there. A change without one of them would mark it as lost.
+pub(crate) fn complete(group: &Group) -> Result<(), Refusal> {
+    let disks: Vec<String> = group.missing().map(Disk::told).collect();
+    if disks.is_empty() { Ok(()) } else { Err(Refusal::DisksMissing { group: group.name.clone(), disks }) }
+}
 
 /// What is there, with the state of pools.
 #[derive(Clone, Copy)]
@@ -67,10 +73,7 @@ impl<'a> Situation<'a> {
 
     fn usable_group(&self, class: &DeviceClass) -> Result<&'a Group, Refusal> {
         let group = self.group(class)?;
-        let count = group.missing().count();
-        if count > 0 {
-            return Err(Refusal::DisksMissing { group: group.name.clone(), count });
-        }
+        complete(group)?;
         if group.metadata.1 < ROOM_FOR_ONE {
             return Err(Refusal::MetadataFull(group.name.clone()));
         }
@@ -83,12 +86,22 @@ impl<'a> Situation<'a> {
         let volume = volume.ok_or_else(|| Refusal::NoPool(path.clone()))?;
         let state = (self.pool)(&path);
         let unusable = |reason| Refusal::PoolUnusable { pool: path.clone(), reason };
-        let state = state.ok_or_else(|| unusable("it is inactive"))?;
+        let state = state.ok_or_else(|| unusable("it is inactive: activate it with lvchange -ay"))?;
         match state.state {
-            _ if state.needs_check => return Err(unusable("its metadata needs a check")),
+            _ if state.needs_check => {
+                return Err(unusable("its metadata needs a check: deactivate it and run lvconvert --repair"));
+            }
             PoolState::Good | PoolState::OutOfData => {}
-            PoolState::ReadOnly => return Err(unusable("it can only be read")),
-            PoolState::Failed => return Err(unusable("it has failed")),
+            PoolState::ReadOnly => {
+                return Err(unusable(
+                    "it can only be read: see dmesg, extend its metadata or run lvconvert --repair",
+                ));
+            }
+            PoolState::Failed => {
+                return Err(unusable(
+                    "it has failed: see dmesg, and run lvconvert --repair once its disks are well",
+                ));
+            }
         }
         let (data, metadata) = (state.data.percent(), state.metadata.percent());
         if data > MOST_DATA || metadata > MOST_METADATA {

@@ -1,8 +1,10 @@
 //! Volumes: made, copied, grown, removed.
 
+mod growth;
 mod snapshot;
 mod source;
 
+pub use growth::grow;
 pub use snapshot::{FULL_ENOUGH, extend_store, snapshot};
 use source::{Source, leftover, temporary};
 
@@ -48,11 +50,6 @@ impl Wish<'_> {
     fn shape(&self) -> Shape {
         if self.is_thick() { Shape::of_options(&self.options) } else { Shape::LINEAR }
     }
-}
-
-/// Room that is zeroed before this volume grows into it.
-fn room(target: &LvName) -> Option<LvName> {
-    LvName::parse_new(&format!("lvms-room-{target}")).ok()
 }
 
 /// The next step to the wished volume.
@@ -115,7 +112,7 @@ fn begin(
     }
     let (options, tags) = (wish.options.clone(), facts.tags());
     done_by(match &wish.class.kind {
-        ClassKind::Thick => Change::CreateThick { path, extents, options, tags },
+        ClassKind::Thick => Change::CreateThick { path, extents, options, tags, on: Vec::new() },
         ClassKind::Thin { pool, .. } => Change::CreateThin { path, pool: pool.clone(), size, options, tags },
     })
 }
@@ -224,84 +221,6 @@ fn zero_rest(path: &VolumePath, volume: &Volume, facts: &Facts) -> Option<Step> 
     let (add, remove) = Facts { zeroing: None, ..facts.clone() }.since(facts);
     let then = Change::Tag { path: path.clone(), add, remove };
     Some(Step::Zero { volume: path.clone(), from, to: volume.size, then })
-}
-
-/// The next step until a volume has at least this size. `in_use` is whether somebody has its device open.
-pub fn grow(
-    situation: Situation<'_>,
-    class: &DeviceClass,
-    path: &VolumePath,
-    size: Bytes,
-    in_use: bool,
-) -> Result<Next, Refusal> {
-    let group = situation.group(class)?;
-    let volume = group.volumes.get(&path.volume).ok_or_else(|| Refusal::NoVolume(path.clone()))?;
-    let facts = Facts::of(volume);
-    changeable(path, &facts)?;
-    let layout = match &volume.kind {
-        Kind::Thick(layout) => Some(layout),
-        Kind::Thin { .. } => None,
-        Kind::Cow { .. } | Kind::Pool { .. } | Kind::Other(_) => {
-            return Err(Refusal::NotAVolume(path.clone()));
-        }
-    };
-    if let Some(step) = zero_rest(path, volume, &facts) {
-        return do_next(step);
-    }
-    if volume.size >= size {
-        return Ok(Next::Done);
-    }
-    let shape = layout.map_or(Shape::LINEAR, Shape::of_layout);
-    let extents = shape.round_up(size.in_extents(group.extent));
-    let growth = extents.bytes(group.extent).minus(volume.size);
-    let room = room(&path.volume).filter(|_| facts.block && layout.is_some());
-    let zeroed = room.as_ref().and_then(|name| group.volumes.get(name));
-    if zeroed.is_none() {
-        let free = situation.largest_growth(class, shape)?;
-        if growth > free {
-            return Err(Refusal::NoSpace { place: place(class), free, wanted: growth });
-        }
-    }
-    let snapshots: Vec<LvName> = group.snapshots_of(&path.volume).into_iter().cloned().collect();
-    if !snapshots.is_empty() && volume.active {
-        if in_use {
-            return Err(Refusal::GrowsOnlyUnused { path: path.clone(), snapshots });
-        }
-        return done_by(Change::Deactivate { path: path.clone() });
-    }
-    let extend = |from| Change::Extend { path: path.clone(), extents, from };
-    match (room, layout) {
-        (Some(name), Some(layout)) if in_use => {
-            if layout.segment.starts_with("raid") {
-                let layout = layout.segment.clone();
-                return Err(Refusal::BlockGrowsOnlyUnused { path: path.clone(), layout });
-            }
-            let room = group.path(&name);
-            do_next(match zeroed {
-                Some(zeroed) if zeroed.areas.is_empty() => return Ok(Next::Look),
-                Some(zeroed) => match zero_rest(&room, zeroed, &Facts::of(zeroed)) {
-                    Some(step) => step,
-                    None => Step::Swap(Change::Remove { path: room }, extend(zeroed.areas.clone())),
-                },
-                None => Step::Change(make_room(room, path, growth.in_extents(group.extent), shape)),
-            })
-        }
-        (Some(_), _) => {
-            // Marked first: extents that came and were not zeroed must be known after a crash.
-            let (add, remove) = Facts { zeroing: Some(volume.size), ..facts.clone() }.since(&facts);
-            let mark = Change::Tag { path: path.clone(), add, remove };
-            do_next(Step::Swap(mark, extend(Vec::new())))
-        }
-        (None, _) => done_by(extend(Vec::new())),
-    }
-}
-
-fn make_room(room: VolumePath, target: &VolumePath, extents: Extents, shape: Shape) -> Change {
-    let facts =
-        Facts { temporary: Some(target.volume.clone()), zeroing: Some(Bytes::ZERO), ..Facts::default() };
-    let options =
-        if shape.stripes > 1 { vec!["--stripes".to_owned(), shape.stripes.to_string()] } else { Vec::new() };
-    Change::CreateThick { path: room, extents, options, tags: facts.tags() }
 }
 
 /// The next step until a volume is gone. What depends on it is never taken along.

@@ -88,7 +88,9 @@ pub(super) fn copy(
                 piece.at = at;
                 piece.length =
                     usize::try_from((length.0 - at).min(PIECE as u64)).map_err(io::Error::other)?;
-                source.read_exact_at(piece.bytes_mut(), at)?;
+                source
+                    .read_exact_at(piece.bytes_mut(), at)
+                    .map_err(|error| at_place("reading", from, error))?;
                 at += piece.length as u64;
                 if filled.send(piece).is_err() {
                     return Ok(());
@@ -98,7 +100,7 @@ pub(super) fn copy(
         });
         let mut written = Ok(());
         while let Ok(piece) = to_write.recv() {
-            written = write(&target, &piece, dirty);
+            written = write(&target, &piece, dirty).map_err(|error| at_place("writing", to, error));
             if written.is_err() {
                 break;
             }
@@ -109,7 +111,12 @@ pub(super) fn copy(
         let read = reading.join().unwrap_or_else(|_| Err(io::Error::other("the reader panicked")));
         read.and(written)
     })?;
-    target.sync_data()
+    target.sync_data().map_err(|error| at_place("writing", to, error))
+}
+
+/// Says which of two devices it was.
+fn at_place(what: &str, path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
 }
 
 fn write(target: &File, piece: &Piece, dirty: bool) -> io::Result<()> {

@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::group_lock::GroupLock;
 use super::process::{ControlGroup, Finished, Namespaces, ProcessError, Processes, Program};
-use super::{Intent, Progress, Runner, crash, device};
+use super::{Intent, Progress, Runner, archive, crash, device, shield};
 use crate::dm::{self, Control, Cow, Pool};
 use crate::lvm::answer::Answer;
-use crate::lvm::inventory::COLUMNS;
+use crate::lvm::inventory::{COLUMNS, Disk};
+use crate::lvm::metadata::MetadataError;
 use crate::lvm::system_directory::{self, SystemDirectoryError};
 use crate::lvm::{Change, Failure, Group, Inventory, metadata};
 use crate::names::{VgName, VolumePath};
@@ -57,6 +59,7 @@ pub struct Linux {
     options: Options,
     /// The state of the host's files when our system directory was written.
     layered: Mutex<Option<Fingerprint>>,
+    archive: archive::Archive,
 }
 
 type Fingerprint = Vec<Option<(u64, i64, i64)>>;
@@ -70,7 +73,13 @@ impl Linux {
             namespaces: Namespaces::default(),
             group: group.as_ref().and_then(|group| group.try_clone().ok()),
         };
-        Ok(Linux { processes: Processes { namespaces, group }, here, options, layered: Mutex::default() })
+        Ok(Linux {
+            processes: Processes { namespaces, group },
+            here,
+            options,
+            layered: Mutex::default(),
+            archive: archive::Archive::default(),
+        })
     }
 
     /// Where our system directory for LVM is, on the host.
@@ -109,6 +118,16 @@ impl Linux {
         let finished = processes.run(program);
         crash::point(&name, "after");
         finished
+    }
+
+    fn report(&self, more: impl IntoIterator<Item = String>) -> Result<Inventory, Failure> {
+        let mut words = vec!["fullreport".to_owned(), "--units".into(), "b".into(), "--nosuffix".into()];
+        for (table, columns) in COLUMNS {
+            words.extend(["--configreport".to_owned(), table.into(), "--options".into(), columns.into()]);
+        }
+        words.extend(more);
+        let answer = self.lvm(&words, Intent::Looks)?;
+        Inventory::read(&answer).map_err(|error| Failure::Other(chain(&error)))
     }
 
     /// Runs lvm2 with these arguments.
@@ -171,12 +190,8 @@ impl Linux {
     fn describe_host(&self) -> Result<system_directory::Host, LayerError> {
         let (dmeventd, lvmpolld) =
             self.on_host(|| (runs("dmeventd", "dmeventd-server"), runs("lvmpolld", "lvm/lvmpolld.socket")))?;
-        let asked = ["lvmconfig", "--typeconfig", "full", "devices/use_devicesfile", "devices/global_filter"];
-        let (processes, program) =
-            self.lvm_program(&asked.map(str::to_owned), Intent::Looks, Path::new(THEIRS));
-        let finished = processes.run(&program)?.success(&program);
         // Old lvm2 does not know devices files, and says so by failing.
-        let text = finished.map(|finished| finished.text()).unwrap_or_default();
+        let text = self.settings(["devices/use_devicesfile", "devices/global_filter"])?.unwrap_or_default();
         let setting =
             |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)?.strip_prefix('='));
         let devices_file = setting("use_devicesfile") == Some("1")
@@ -187,13 +202,76 @@ impl Linux {
         Ok(system_directory::Host { dmeventd, lvmpolld, filter: (!devices_file).then_some(filter) })
     }
 
+    /// The host's own settings, as lvm2 prints them; `None` if it does not know one of them.
+    fn settings<const N: usize>(&self, keys: [&str; N]) -> Result<Option<String>, ProcessError> {
+        let words = ["lvmconfig", "--typeconfig", "full"].into_iter().chain(keys).map(str::to_owned);
+        let words: Vec<String> = words.collect();
+        let (processes, program) = self.lvm_program(&words, Intent::Looks, Path::new(THEIRS));
+        Ok(processes.run(&program)?.success(&program).ok().map(|finished| finished.text()))
+    }
+
+    /// Where LVM's locks are.
+    fn locking_directory(&self) -> PathBuf {
+        let text = self.settings(["global/locking_dir"]).ok().flatten().unwrap_or_default();
+        let configured = text.trim().strip_prefix("locking_dir=").map(|value| value.trim_matches('"'));
+        PathBuf::from(configured.unwrap_or("/run/lock/lvm"))
+    }
+
     fn control(&self) -> io::Result<Control> {
         self.on_host(Control::open)?
+    }
+
+    /// Keeps the host from interpreting what is inside volumes of these groups. Where no udev runs, nobody does.
+    pub fn shield(&self, groups: &[&VgName]) -> io::Result<()> {
+        let write = || {
+            let runs = Path::new("/run/udev/control").exists();
+            if runs { shield::write(Path::new(shield::DIRECTORY), groups) } else { Ok(false) }
+        };
+        if !self.on_host(write)?? {
+            return Ok(());
+        }
+        tracing::info!("the host is told not to look into volumes");
+        // By itself udev reads changed rules a few seconds later.
+        let reload = Program::looks(["udevadm", "control", "--reload"], self.options.report_limit);
+        if let Err(error) = self.run(&reload).and_then(|finished| finished.success(&reload)) {
+            tracing::warn!(error = chain(&error), "udev cannot be told of its new rule at once");
+        }
+        Ok(())
+    }
+
+    fn prune_archive(&self, group: &VgName) {
+        if !self.archive.is_due(group) {
+            return;
+        }
+        let directory = self.system_directory().join("archive");
+        match self.on_host(|| archive::prune(&directory, group)).flatten() {
+            Ok(0) => {}
+            Ok(count) => tracing::debug!(group = %group, count, "old copies of LVM's metadata were removed"),
+            Err(error) => {
+                tracing::warn!(group = %group, %error, "old copies of LVM's metadata cannot be removed");
+            }
+        }
     }
 
     /// The device node of an active volume.
     pub(crate) fn device_path(volume: &VolumePath) -> PathBuf {
         Path::new("/dev/mapper").join(volume.mapper_name())
+    }
+
+    /// Whether a device leads to a disk that is gone.
+    pub(crate) fn is_orphaned(&self, name: &str) -> io::Result<bool> {
+        let control = self.control()?;
+        let mut names = vec![name.to_owned()];
+        while let Some(name) = names.pop() {
+            for number in control.beneath(&name)? {
+                if !number.exists() {
+                    return Ok(true);
+                }
+                let mapped = fs::read_to_string(number.directory().join("dm/name"));
+                names.extend(mapped.map(|name| name.trim().to_owned()));
+            }
+        }
+        Ok(false)
     }
 
     /// The state of the device-mapper device of this name.
@@ -231,6 +309,12 @@ fn fingerprint(path: &Path) -> Option<(u64, i64, i64)> {
     Some((metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
 }
 
+/// How deep a device lies beneath what people use: whoever resumes a pool reads from its parts.
+fn layer(name: &str) -> u8 {
+    let parts = ["_tdata", "_tmeta", "_rimage_", "_rmeta_", "-real", "-cow"];
+    if parts.iter().any(|part| name.contains(part)) { 2 } else { u8::from(name.ends_with("-tpool")) }
+}
+
 /// Whether a daemon of LVM's runs on the host, or is started by systemd when it is spoken to.
 fn runs(daemon: &str, socket: &str) -> bool {
     let pid =
@@ -259,19 +343,22 @@ fn control_group() -> Option<ControlGroup> {
 
 impl Runner for Linux {
     fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure> {
-        let mut words = vec!["fullreport".to_owned(), "--units".into(), "b".into(), "--nosuffix".into()];
-        for (table, columns) in COLUMNS {
-            words.extend(["--configreport".to_owned(), table.into(), "--options".into(), columns.into()]);
-        }
-        words.extend(group.map(|group| group.to_string()));
-        let answer = self.lvm(&words, Intent::Looks)?;
-        Inventory::read(&answer).map_err(|error| Failure::Other(chain(&error)))
+        self.report(group.map(VgName::to_string))
+    }
+
+    /// At all disks: those that could not be read a while ago are not in LVM's hints.
+    fn look_closer(&self, group: &VgName) -> Result<Inventory, Failure> {
+        self.report(["--nohints".to_owned(), group.to_string()])
     }
 
     fn sequence_number(&self, group: &Group) -> Option<u64> {
         let read = || {
-            let present = group.disks.iter().filter(|disk| !disk.missing);
-            let mut beginnings = present.filter_map(|disk| metadata::read(Path::new(&disk.path)).ok());
+            // That a disk went or came back is not written on the others.
+            if group.disks.iter().any(|disk| disk.missing || disk.is_gone()) {
+                return None;
+            }
+            let mut beginnings =
+                group.disks.iter().filter_map(|disk| metadata::read(Path::new(&disk.path)).ok());
             beginnings
                 .find(|beginning| beginning.group == group.name.as_str())
                 .map(|beginning| beginning.seqno)
@@ -279,11 +366,21 @@ impl Runner for Linux {
         self.on_host(read).ok().flatten()
     }
 
+    fn unreadable(&self, group: &Group) -> Vec<String> {
+        let unreadable = |disk: &&Disk| {
+            let read = || metadata::read(Path::new(&disk.path));
+            disk.is_gone() || matches!(read(), Err(MetadataError::Read { .. }))
+        };
+        let look = || group.disks.iter().filter(unreadable).map(|disk| disk.uuid.clone()).collect();
+        self.on_host(look).unwrap_or_default()
+    }
+
     fn change(&self, change: &Change) -> Result<(), Failure> {
         let answer = self.lvm(&change.arguments(), Intent::Changes)?;
         for warning in answer.warnings() {
             tracing::debug!(volume = %change.path(), warning, "lvm2 warns");
         }
+        self.prune_archive(&change.path().group);
         Ok(())
     }
 
@@ -303,23 +400,41 @@ impl Runner for Linux {
     }
 
     fn is_open(&self, volume: &VolumePath) -> io::Result<bool> {
-        Ok(self.device(&volume.mapper_name())?.is_some_and(|device| device.open > 0))
+        let Some(device) = self.device(&volume.mapper_name())? else { return Ok(false) };
+        Ok(device.open > 0 || self.mounts()?.iter().any(|mount| mount.device == device.number))
     }
 
-    fn recover(&self, group: &VgName) -> io::Result<Vec<String>> {
+    fn suspended(&self, group: &VgName) -> io::Result<Vec<String>> {
         let control = self.control()?;
         let prefix = format!("{}-", group.as_str().replace('-', "--"));
-        let mut resumed = Vec::new();
+        let mut suspended = Vec::new();
         for name in control.names()? {
             // Between a group and a volume stands one dash; two belong to the group's name.
             let ours = name.strip_prefix(&prefix).is_some_and(|rest| !rest.starts_with('-'));
             if ours && control.device(&name)?.is_some_and(|device| device.suspended) {
-                crash::point("resume", "before");
-                control.resume(&name)?;
-                crash::point("resume", "after");
-                tracing::warn!(device = name, "a suspended device goes on");
-                resumed.push(name);
+                suspended.push(name);
             }
+        }
+        suspended.sort_by_key(|name| std::cmp::Reverse(layer(name)));
+        Ok(suspended)
+    }
+
+    fn recover(&self, group: &VgName) -> io::Result<Vec<String>> {
+        if self.suspended(group)?.is_empty() {
+            return Ok(Vec::new());
+        }
+        let directory = self.locking_directory();
+        let Some(_alone) = self.on_host(|| GroupLock::try_take(&directory, group))?? else {
+            tracing::info!(group = %group, "an LVM command works in the group: what it has suspended is left to it");
+            return Ok(Vec::new());
+        };
+        let control = self.control()?;
+        let resumed = self.suspended(group)?;
+        for name in &resumed {
+            crash::point("resume", "before");
+            control.resume(name)?;
+            crash::point("resume", "after");
+            tracing::warn!(device = name, "a suspended device goes on");
         }
         Ok(resumed)
     }

@@ -51,15 +51,17 @@ pub enum ProbeError {
 }
 
 impl Linux {
-    /// All mounts of the host.
+    /// All mounts of the host, with the devices on which they are, or which they are.
     pub fn mounts(&self) -> io::Result<Vec<Mount>> {
         self.on_host(|| {
             let mut mounts = mount::parse(&fs::read_to_string("/proc/thread-self/mountinfo")?);
-            // A btrfs has a number of its own there, which no device has.
-            for mount in
-                mounts.iter_mut().filter(|mount| mount.device.major == 0 && mount.source.starts_with("/dev/"))
-            {
-                if let Ok(node) = fs::metadata(&mount.source) {
+            for mount in mounts.iter_mut().filter(|mount| mount.device.major == 0) {
+                // A btrfs has a number of its own there, which no device has; a bound device node has that of /dev.
+                let is_node = mount.filesystem == "devtmpfs" && mount.root != Path::new("/");
+                let node = if is_node { &mount.target } else { Path::new(&mount.source) };
+                if let Ok(node) = fs::metadata(node)
+                    && node.file_type().is_block_device()
+                {
                     let (major, minor) = (rustix::fs::major(node.rdev()), rustix::fs::minor(node.rdev()));
                     mount.device = DeviceNumber { major, minor };
                 }

@@ -45,8 +45,16 @@ pub(super) fn find<'a>(
     all(desired, inventory).find(|found| found.path.volume.as_str() == id && found.facts.snapshot == snapshot)
 }
 
-pub(super) fn not_found(field: &str, id: &str) -> Error {
-    Error::new(Kind::NotFound, format!("{field}: there is no {id:?}"))
+/// What is not found may be in a group that is not there: that it does not exist is not known then.
+pub(super) fn not_found(desired: &Desired, inventory: &Inventory, field: &str, id: &str) -> Error {
+    match desired.groups().into_iter().find(|group| !inventory.groups.contains_key(*group)) {
+        Some(group) => {
+            let message =
+                format!("{field}: volume group {group} is not there: whether {id:?} is in it is not known");
+            Error::new(Kind::Precondition, message)
+        }
+        None => Error::new(Kind::NotFound, format!("{field}: there is no {id:?}")),
+    }
 }
 
 /// The class that a volume belongs to by where it lies.

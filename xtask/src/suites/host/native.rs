@@ -11,7 +11,7 @@ use lab_protocol::needs::{Needs, Start};
 
 use super::{Case, cases};
 use crate::process;
-use crate::suites::{Results, Suite};
+use crate::suites::{Results, Suite, matches};
 
 /// The variable, and its one value.
 const VARIABLE: &str = "LVMS_LAB";
@@ -42,9 +42,8 @@ pub(crate) fn wanted() -> Result<bool> {
 
 /// Runs what can run here. `scratch` is a directory for the disks' bytes.
 pub(crate) fn run(binaries: &[PathBuf], scratch: &Path, filter: &str, results: &mut Results) -> Result<()> {
-    for case in
-        cases(binaries, Suite::Host, filter)?.iter().filter(|case| !case.test.needs.only_a_guest_will_do())
-    {
+    let asked = |case: &Case| matches(&case.name, filter) && !case.test.needs.only_a_guest_will_do();
+    for case in cases(binaries, Suite::Host)?.iter().filter(|case| asked(case)) {
         results.run(Suite::Host.name(), &format!("{} (native)", case.name), || run_case(case, scratch));
     }
     Ok(())

@@ -54,12 +54,12 @@ pub fn snapshot(
     }
 }
 
-/// The store of a new copy-on-write snapshot: a fifth of its origin, at least 32 MiB, never more than it can use. It
-/// is watched and extended before it overflows.
+/// The store of a new copy-on-write snapshot: a fifth of its origin, at least 32 MiB, never more than it can use: each
+/// block, and where it was. It is watched and extended before it overflows.
 pub(super) fn store(group: &Group, origin: &Volume) -> Extents {
-    let whole = origin.size.in_extents(group.extent);
+    let most = origin.size.in_extents(group.extent) + Extents(1);
     let fifth = Bytes(origin.size.0 / 5).max(Bytes::mib(32)).in_extents(group.extent);
-    fifth.min(whole).max(Extents(1))
+    fifth.min(most)
 }
 
 /// A store that is so full is extended, in percent.
@@ -85,4 +85,32 @@ pub fn extend_store(situation: Situation<'_>, snapshot: &VolumePath, enough: Byt
     }
     let extents = now.in_extents(group.extent) + wanted.min(group.free);
     done_by(Change::Extend { path: snapshot.clone(), extents, from: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lvm::inventory::Layout;
+    use crate::simulated::group;
+
+    fn origin(extents: u64) -> Volume {
+        Volume {
+            name: LvName::parse("origin").unwrap(),
+            uuid: String::new(),
+            kind: Kind::Thick(Layout { segment: "linear".into(), stripes: 1, copies: 1 }),
+            size: Extents(extents).bytes(Bytes::mib(4)),
+            tags: Vec::new(),
+            attributes: "-wi-a-----".to_owned(),
+            active: true,
+            synced: None,
+            areas: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_store_has_room_for_every_block_of_a_small_origin_and_for_where_it_was() {
+        for (extents, expected) in [(1, 2), (6, 7), (7, 8), (8, 8), (40, 8), (100, 20)] {
+            assert_eq!(store(&group(&[200]), &origin(extents)), Extents(expected), "{extents} extents");
+        }
+    }
 }

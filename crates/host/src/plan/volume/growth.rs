@@ -1,0 +1,207 @@
+//! Growth, online and offline. A block device never shows what was on its new extents before.
+
+use std::collections::BTreeSet;
+
+use super::{changeable, do_next, done_by, place, zero_rest};
+use crate::desired::DeviceClass;
+use crate::facts::Facts;
+use crate::lvm::inventory::Kind;
+use crate::lvm::shape::Shape;
+use crate::lvm::{Change, Volume};
+use crate::names::{LvName, VolumePath};
+use crate::plan::capacity::Situation;
+use crate::plan::{Next, Refusal, Step};
+use crate::units::{Bytes, Extents};
+
+/// Room that is zeroed before this volume grows into it.
+fn room(target: &LvName) -> Option<LvName> {
+    LvName::parse_new(&format!("lvms-room-{target}")).ok()
+}
+
+/// The next step until a volume has at least this size. `in_use` is whether somebody has its device open, or may
+/// at any time.
+pub fn grow(
+    situation: Situation<'_>,
+    class: &DeviceClass,
+    path: &VolumePath,
+    size: Bytes,
+    in_use: bool,
+) -> Result<Next, Refusal> {
+    let group = situation.group(class)?;
+    let volume = group.volumes.get(&path.volume).ok_or_else(|| Refusal::NoVolume(path.clone()))?;
+    let facts = Facts::of(volume);
+    changeable(path, &facts)?;
+    let layout = match &volume.kind {
+        Kind::Thick(layout) => Some(layout),
+        Kind::Thin { .. } => None,
+        Kind::Cow { .. } | Kind::Pool { .. } | Kind::Other(_) => {
+            return Err(Refusal::NotAVolume(path.clone()));
+        }
+    };
+    if let Some(step) = zero_rest(path, volume, &facts) {
+        return do_next(step);
+    }
+    if volume.size >= size {
+        return Ok(Next::Done);
+    }
+    let shape = layout.map_or(Shape::LINEAR, Shape::of_layout);
+    let extents = shape.round_up(size.in_extents(group.extent));
+    let growth = extents.bytes(group.extent).minus(volume.size);
+    let room = room(&path.volume).filter(|_| facts.block && layout.is_some());
+    let zeroed = room.as_ref().and_then(|name| group.volumes.get(name));
+    if zeroed.is_none() {
+        let free = situation.largest_growth(class, shape)?;
+        if growth > free {
+            return Err(Refusal::NoSpace { place: place(class), free, wanted: growth });
+        }
+    }
+    let snapshots: Vec<LvName> = group.snapshots_of(&path.volume).into_iter().cloned().collect();
+    if !snapshots.is_empty() && volume.active {
+        if in_use {
+            return Err(Refusal::GrowsOnlyUnused { path: path.clone(), snapshots });
+        }
+        return done_by(Change::Deactivate { path: path.clone() });
+    }
+    let extend = |from| Change::Extend { path: path.clone(), extents, from };
+    match room {
+        Some(name) if in_use => {
+            let room = group.path(&name);
+            do_next(match zeroed {
+                Some(zeroed) if zeroed.areas.is_empty() => return Ok(Next::Look),
+                Some(zeroed) => match zero_rest(&room, zeroed, &Facts::of(zeroed)) {
+                    Some(step) => step,
+                    None => Step::Swap(Change::Remove { path: room }, extend(zeroed.areas.clone())),
+                },
+                None if shape.is_redundant() && volume.areas.is_empty() => return Ok(Next::Look),
+                None => {
+                    let on = disks_of_images(path, volume, shape)?;
+                    Step::Change(make_room(room, path, growth.in_extents(group.extent), shape, on))
+                }
+            })
+        }
+        Some(_) => {
+            // Marked first: extents that came and were not zeroed must be known after a crash.
+            let (add, remove) = Facts { zeroing: Some(volume.size), ..facts.clone() }.since(&facts);
+            let mark = Change::Tag { path: path.clone(), add, remove };
+            do_next(Step::Swap(mark, extend(Vec::new())))
+        }
+        None => done_by(extend(Vec::new())),
+    }
+}
+
+/// Each image of a RAID volume grows on its own disk: two that share one would be lost together.
+fn disks_of_images(path: &VolumePath, volume: &Volume, shape: Shape) -> Result<Vec<String>, Refusal> {
+    if !shape.is_redundant() {
+        return Ok(Vec::new());
+    }
+    let disks: BTreeSet<&String> = volume.areas.iter().map(|area| &area.place).collect();
+    if disks.len() as u64 != shape.disks {
+        let (path, disks, images) = (path.clone(), disks.len(), shape.disks);
+        return Err(Refusal::BlockGrowsOnlyUnused { path, disks, images });
+    }
+    Ok(disks.into_iter().cloned().collect())
+}
+
+/// As much of each disk as the growth takes, parity and copies included: where all data is zero, these are too.
+fn make_room(
+    room: VolumePath,
+    target: &VolumePath,
+    growth: Extents,
+    shape: Shape,
+    on: Vec<String>,
+) -> Change {
+    let facts =
+        Facts { temporary: Some(target.volume.clone()), zeroing: Some(Bytes::ZERO), ..Facts::default() };
+    let options =
+        if shape.disks > 1 { vec!["--stripes".to_owned(), shape.disks.to_string()] } else { Vec::new() };
+    let extents = shape.per_disk(growth) * shape.disks;
+    Change::CreateThick { path: room, extents, options, tags: facts.tags(), on }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lvm::inventory::{Area, Layout};
+    use crate::lvm::{Group, Inventory};
+    use crate::names::{Tag, VgName};
+    use crate::simulated::group;
+    use std::sync::Arc;
+
+    fn path(name: &str) -> VolumePath {
+        VolumePath { group: VgName::parse("vg").unwrap(), volume: LvName::parse(name).unwrap() }
+    }
+
+    fn lies_on(disks: &[&str]) -> Vec<Area> {
+        disks.iter().map(|disk| Area { place: (*disk).to_owned(), first: 5, last: 8 }).collect()
+    }
+
+    fn volume(name: &str, layout: (&str, u64, u64), extents: u64, facts: &Facts, on: &[&str]) -> Volume {
+        let (segment, stripes, copies) = layout;
+        Volume {
+            name: LvName::parse(name).unwrap(),
+            uuid: String::new(),
+            kind: Kind::Thick(Layout { segment: segment.to_owned(), stripes, copies }),
+            size: Extents(extents).bytes(Bytes::mib(4)),
+            tags: facts.tags().iter().map(Tag::to_string).collect(),
+            attributes: "rwi-aor---".to_owned(),
+            active: true,
+            synced: None,
+            areas: lies_on(on),
+        }
+    }
+
+    fn raid(layout: (&str, u64, u64), on: &[&str]) -> Volume {
+        let facts = Facts { name: Some("v".into()), block: true, ..Facts::default() };
+        volume("v", layout, 6, &facts, on)
+    }
+
+    fn grown(volumes: Vec<Volume>, in_use: bool) -> Result<Next, Refusal> {
+        let mut group: Group = group(&[100; 6]);
+        group.volumes = volumes.into_iter().map(|volume| (volume.name.clone(), volume)).collect();
+        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let situation = Situation { inventory: &inventory, pool: &|_| None };
+        let class = crate::simulated::history::device_class(crate::simulated::history::Class::Linear);
+        grow(situation, &class, &path("v"), Bytes::mib(48), in_use)
+    }
+
+    #[test]
+    fn room_for_raid_in_use_is_taken_from_the_disks_of_its_images() {
+        for (layout, on, extents) in [
+            (("raid1", 2, 2), &["/dev/sdb", "/dev/sde"][..], 12),
+            (("raid10", 4, 2), &["/dev/sda", "/dev/sdb", "/dev/sdd", "/dev/sde"], 12),
+            (("raid5_ls", 3, 1), &["/dev/sdb", "/dev/sde", "/dev/sdf"], 9),
+            (("raid6_zr", 5, 1), &["/dev/sda", "/dev/sdb", "/dev/sdd", "/dev/sde", "/dev/sdf"], 10),
+        ] {
+            let Ok(Next::Do(step)) = grown(vec![raid(layout, on)], true) else { panic!("{layout:?}") };
+            let Step::Change(change) = *step else { panic!("{step:?}") };
+            let Change::CreateThick { extents: taken, on: disks, .. } = &change else { panic!("{change:?}") };
+            let on: Vec<String> = on.iter().map(|disk| (*disk).to_owned()).collect();
+            assert_eq!((*taken, disks), (Extents(extents), &on), "{layout:?}");
+            assert!(change.arguments().ends_with(&on), "{change:?}");
+        }
+    }
+
+    #[test]
+    fn zeroed_room_is_handed_over() {
+        let facts = Facts { temporary: Some(LvName::parse("v").unwrap()), ..Facts::default() };
+        let room = volume("lvms-room-v", ("striped", 2, 1), 12, &facts, &["/dev/sda", "/dev/sdb"]);
+        let next = grown(vec![raid(("raid1", 2, 2), &["/dev/sda", "/dev/sdb"]), room], true);
+        let extend = Change::Extend {
+            path: path("v"),
+            extents: Extents(12),
+            from: lies_on(&["/dev/sda", "/dev/sdb"]),
+        };
+        let swap = Step::Swap(Change::Remove { path: path("lvms-room-v") }, extend);
+        assert_eq!(next, Ok(Next::Do(Box::new(swap))));
+    }
+
+    #[test]
+    fn images_that_are_not_on_a_disk_each_do_not_grow_in_use() {
+        let spread = ["/dev/sda", "/dev/sdb", "/dev/sdc"];
+        let refused = grown(vec![raid(("raid1", 2, 2), &spread)], true);
+        assert!(matches!(refused, Err(Refusal::BlockGrowsOnlyUnused { disks: 3, images: 2, .. })));
+        let unused = grown(vec![raid(("raid1", 2, 2), &spread)], false);
+        assert!(matches!(unused, Ok(Next::Do(step)) if matches!(*step, Step::Swap(Change::Tag { .. }, _))));
+        assert_eq!(grown(vec![raid(("raid1", 2, 2), &[])], true), Ok(Next::Look), "not known where it lies");
+    }
+}

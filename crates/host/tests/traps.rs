@@ -1,0 +1,264 @@
+//! What others fell into, and what surprised somebody: each is a test, named after it.
+
+mod stage;
+
+use std::fs;
+use std::path::Path;
+
+use lab_test::{Cut, Disk, Fault, GIB, Lab, MIB, Needs, Result, run};
+use lvms_host::facts::Facts;
+use lvms_host::filesystem::Filesystem;
+use lvms_host::names::{LvName, VgName};
+use lvms_host::plan::Refusal;
+use lvms_host::publish::Access;
+use lvms_host::runner::{Intent, Linux, Options};
+use lvms_host::units::Bytes;
+use lvms_host::volumes::{self, Volumes};
+use stage::*;
+
+const BLOCK: Access = Access::Block { read_only: false };
+
+/// Names of volumes as the driver gives them.
+const OURS: &str = "0d6b1f6e-6a1e-5f0c-9a5e-0a3c1d5f9b11";
+
+fn words(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_owned).collect()
+}
+
+fn a_volume_is_not_formatted_because_its_probe_failed(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    fs::write(at.join("file"), "bytes")?;
+    engine.unpublish("v", &at)?;
+    // As TopoLVM would have left it: nothing but the bytes tells that it is used.
+    for tag in run("lvs", ["--noheadings", "-o", "lv_tags", "vg/v"])?.trim().split(',') {
+        run("lvchange", ["-qq", "--deltag", tag, "vg/v"])?;
+    }
+    lab.fault(0, Fault::Error)?;
+    run("sh", ["-c", "echo 3 > /proc/sys/vm/drop_caches"])?;
+    let refused = engine.publish(&volume, &at, &filesystem(Filesystem::Ext4), None);
+    lab.fault(0, Fault::None)?;
+    assert!(refused.is_err());
+    publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    assert_eq!(fs::read_to_string(at.join("file"))?, "bytes");
+    engine.unpublish("v", &at)?;
+    Ok(())
+}
+
+fn thin_clones_and_snapshots_have_no_activation_skip_flag(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let origin = make(&engine, "origin", true, Bytes::mib(64), true)?;
+    make_from(&engine, "clone", true, Bytes::mib(64), true, Some(&origin))?;
+    let facts = Facts { name: Some("s".into()), snapshot: true, ..Facts::default() };
+    engine.snapshot(&class(true)?, &origin, &LvName::parse("moment")?, &facts, None)?;
+    let flags = run("lvs", ["--noheadings", "-o", "lv_name,lv_skip_activation", "vg"])?;
+    assert!(flags.contains("clone") && flags.contains("moment") && !flags.contains("skip"), "{flags}");
+    // Whoever starts the host without us has them all.
+    run("vgchange", ["-an", "vg"])?;
+    run("vgchange", ["-ay", "vg"])?;
+    assert!(Path::new("/dev/vg/clone").exists());
+    Ok(())
+}
+
+fn a_copy_onto_dirty_extents_writes_zeros_too(lab: &Lab) -> Result {
+    fill_with_former_bytes(lab)?;
+    let engine = engine(lab)?;
+    let origin = make(&engine, "origin", true, Bytes::mib(64), true)?;
+    run("sh", ["-c", "echo something | dd of=/dev/vg/origin bs=1M seek=32 conv=notrunc"])?;
+    let copy = make_from(&engine, "copy", false, Bytes::mib(64), true, Some(&origin))?;
+    let at = publish(&engine, &copy, "copy", &BLOCK)?;
+    assert!(has_only_zeros(&at, 0, 32 * MIB)? && has_only_zeros(&at, 33 * MIB, 64 * MIB)?);
+    run("cmp", ["/dev/vg/origin", &at.to_string_lossy()])?;
+    engine.unpublish("copy", &at)?;
+    Ok(())
+}
+
+fn thin_snapshots_outlive_their_origin(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let origin = make(&engine, "origin", true, Bytes::mib(64), true)?;
+    run("sh", ["-c", "echo bytes | dd of=/dev/vg/origin conv=notrunc,fsync"])?;
+    let facts = Facts { name: Some("s".into()), snapshot: true, ..Facts::default() };
+    engine.snapshot(&class(true)?, &origin, &LvName::parse("moment")?, &facts, None)?;
+    engine.remove(&origin, None)?;
+    let restored = make_from(&engine, "restored", true, Bytes::mib(64), true, Some(&path("moment")?))?;
+    let at = publish(&engine, &restored, "restored", &BLOCK)?;
+    assert_eq!(run("head", ["-c", "5", &at.to_string_lossy()])?, "bytes");
+    engine.unpublish("restored", &at)?;
+    Ok(())
+}
+
+fn a_redundant_volume_is_refused_on_one_disk_and_never_made_without_redundancy(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let mirrored = lvms_host::desired::DeviceClass { options: words("--type=raid1 -m1"), ..class(false)? };
+    assert!(!matches!(engine.capacity(&mirrored, &mirrored.options), Ok(capacity) if capacity > Bytes::ZERO));
+    let wish = lvms_host::plan::volume::Wish {
+        name: LvName::parse("v")?,
+        class: &mirrored,
+        options: mirrored.options.clone(),
+        size: Bytes::mib(64),
+        limit: None,
+        facts: Facts { name: Some("v".into()), block: true, ..Facts::default() },
+        source: None,
+    };
+    let refused = engine.create(&wish, None);
+    assert!(matches!(refused, Err(volumes::Error::Refused(Refusal::NoSpace { .. }))), "{refused:?}");
+    assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name", "vg"])?, "pool");
+    Ok(())
+}
+
+fn capacity_counts_redundancy_and_stripes(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let options =
+        ["--type=raid1 -m1 --nosync", "--type=raid5 -i2", "--type=striped -i2", "--type=striped -i3"];
+    // First two disks have equal room, then none.
+    for (round, options) in [0, 1].iter().flat_map(|round| options.map(|options| (round, options))) {
+        if *round == 1 && !Path::new("/dev/vg/theirs").exists() {
+            run("lvcreate", ["-qq", "-y", "-n", "theirs", "-L", "300m", "vg", lab.disk(2)])?;
+            engine.look(&VgName::parse("vg")?)?;
+        }
+        let class = lvms_host::desired::DeviceClass { options: words(options), ..class(false)? };
+        let capacity = engine.capacity(&class, &class.options)?;
+        let wish = |size: Bytes| -> Result<_> {
+            Ok(lvms_host::plan::volume::Wish {
+                name: LvName::parse("v")?,
+                class: &class,
+                options: class.options.clone(),
+                size,
+                limit: None,
+                facts: Facts { name: Some("v".into()), ..Facts::default() },
+                source: None,
+            })
+        };
+        let refused = engine.create(&wish(capacity + Bytes(1))?, None);
+        assert!(matches!(refused, Err(volumes::Error::Refused(Refusal::NoSpace { .. }))), "{refused:?}");
+        engine
+            .create(&wish(capacity)?, None)
+            .map_err(|error| format!("{options} {round} {capacity}: {error:?}"))?;
+        engine.remove(&path("v")?, None)?;
+    }
+    Ok(())
+}
+
+/// Nothing of the kind is there without udev, and `/etc` cannot be written.
+fn a_host_without_udev_and_with_a_read_only_etc_will_do(lab: &Lab) -> Result {
+    let script = "cp -a /etc/lvm /run/test/lvm && rm -rf /run/test/lvm/backup /run/test/lvm/archive &&
+                  mount --bind /run/test/lvm /etc/lvm && mount -o remount,bind,ro /etc/lvm";
+    run("sh", ["-c", script])?;
+    run("vgcreate", ["-An", "vg", lab.disk(0)])?;
+    let engine =
+        Volumes::open(std::sync::Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    fs::write(at.join("file"), "bytes")?;
+    engine.grow(&class(false)?, &volume, Bytes::mib(128), None)?;
+    engine.unpublish("v", &at)?;
+    engine.remove(&volume, None)?;
+    run("umount", ["/etc/lvm"])?;
+    Ok(())
+}
+
+/// The largest thing that can be wrong when a command is given a cached size.
+fn a_smaller_disk_under_the_same_number_gets_its_own_size(lab: &Lab) -> Result {
+    let linux = Linux::new(Options::default())?;
+    let number = |path: &str| run("lsblk", ["--nodeps", "--noheadings", "-o", "MAJ:MIN", path]);
+    let (large, path) = lab.plug(Disk::new(2 * GIB))?;
+    let before = number(&path)?;
+    linux.lvm(&words("pvs --all"), Intent::Looks)?;
+    lab.unplug(&large)?;
+    lab.wait_for("the disk to be gone", || (!Path::new(&path).exists()).then_some(()))?;
+    let (_, path) = lab.plug(Disk::new(GIB))?;
+    assert_eq!(number(&path)?, before, "the kernel gave the second disk another number");
+    linux.lvm(&words(&format!("vgcreate --yes vg {path}")), Intent::Changes)?;
+    let size = run("pvs", ["--noheadings", "--nosuffix", "--units", "b", "-o", "dev_size", &path])?;
+    assert_eq!(size.trim(), GIB.to_string());
+    let taken = run("pvs", ["--noheadings", "--nosuffix", "--units", "b", "-o", "pv_size", &path])?;
+    assert!(taken.trim().parse::<u64>()? < GIB, "{taken}");
+    Ok(())
+}
+
+fn a_group_made_on_a_host_with_a_devices_file_is_there_after_a_boot(lab: &Lab) -> Result {
+    let linux = Linux::new(Options::default())?;
+    if lab.boots() == 0 {
+        linux.lvm(&words(&format!("vgcreate --yes vg {}", lab.disk(0))), Intent::Changes)?;
+        run("sync", ["-f", "/state"])?;
+        return lab.cut_power(Cut::Kill);
+    }
+    assert_eq!(run("vgs", ["--noheadings", "-o", "vg_name"])?, "vg");
+    Ok(())
+}
+
+/// What a tenant may write into a block volume, and what the host would take it for.
+const CONTENTS: [(&str, &str); 4] = [
+    (
+        "linux_raid_member",
+        "printf '\\374\\116\\053\\251\\1\\0\\0\\0' | dd of=@ bs=1 seek=4096 conv=notrunc status=none &&
+      printf '\\10' | dd of=@ bs=1 seek=4240 conv=notrunc status=none",
+    ),
+    ("btrfs", "mkfs.btrfs -q -f @"),
+    ("LVM2_member", "pvcreate --quiet --yes --config devices/scan_lvs=1 @"),
+    ("ext4", "mkfs.ext4 -q -F @"),
+];
+
+fn what_is_inside_a_volume_is_ignored_by_the_host(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    engine.runner().shield(&[&VgName::parse("vg")?])?;
+    make(&engine, OURS, false, Bytes::mib(320), true)?;
+    run("lvcreate", ["-qq", "-y", "-n", "theirs", "-L", "320m", "vg"])?;
+    let (ours, theirs) = (format!("/dev/vg/{OURS}"), "/dev/vg/theirs");
+    for (kind, command) in CONTENTS {
+        for device in [ours.as_str(), theirs] {
+            run("wipefs", ["--all", "--quiet", device])?;
+            run("sh", ["-c", &command.replace('@', device)])?;
+            run("udevadm", ["trigger", "--settle", "--action=change", device])?;
+        }
+        let known = |device: &str| run("udevadm", ["info", "--query=property", device]);
+        let expected = format!("ID_FS_TYPE={kind}");
+        assert!(
+            known(theirs)?.contains(&expected),
+            "the host does not know {kind} at all: {}",
+            known(theirs)?
+        );
+        let told = known(&ours)?;
+        assert!(!told.contains("ID_FS_"), "{kind}: {told}");
+    }
+    let links = run("sh", ["-c", "ls -l /dev/disk/by-uuid/"])?;
+    assert!(!links.contains(&run("basename", [&run("readlink", ["-f", &ours])?])?), "{links}");
+    Ok(())
+}
+
+fn copies_of_metadata_are_pruned_and_those_of_others_are_not(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    make(&engine, "v", false, Bytes::mib(8), false)?;
+    let archive = Path::new("/etc/lvm/archive");
+    let one = fs::read_dir(archive)?.next().ok_or("LVM keeps no archive")??.path();
+    for number in 10_000..10_200 {
+        fs::copy(&one, archive.join(format!("vg_{number}-1.vg")))?;
+        fs::copy(&one, archive.join(format!("vg2_{number}-1.vg")))?;
+    }
+    let count = |prefix: &str| -> Result<usize> {
+        let names = fs::read_dir(archive)?.collect::<std::io::Result<Vec<_>>>()?;
+        Ok(names.iter().filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)).count())
+    };
+    assert!(count("vg_")? > 200);
+    // A driver that starts looks at once.
+    let engine =
+        Volumes::open(std::sync::Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?;
+    make(&engine, "w", false, Bytes::mib(8), false)?;
+    assert_eq!((count("vg_")?, count("vg2_")?), (50, 200));
+    Ok(())
+}
+
+lab_test::main! {
+    a_volume_is_not_formatted_because_its_probe_failed: Needs::disks(1, GIB).faults().guest(),
+    thin_clones_and_snapshots_have_no_activation_skip_flag: Needs::disks(1, GIB),
+    a_copy_onto_dirty_extents_writes_zeros_too: Needs::disks(1, GIB).guest(),
+    thin_snapshots_outlive_their_origin: Needs::disks(1, GIB).guest(),
+    a_redundant_volume_is_refused_on_one_disk_and_never_made_without_redundancy: Needs::disks(1, GIB),
+    capacity_counts_redundancy_and_stripes: Needs::disks(3, GIB),
+    a_host_without_udev_and_with_a_read_only_etc_will_do: Needs::disks(1, GIB).without_udev(),
+    a_smaller_disk_under_the_same_number_gets_its_own_size: Needs::nothing().hotplug(),
+    a_group_made_on_a_host_with_a_devices_file_is_there_after_a_boot: Needs::disks(1, GIB).devices_file().power_cut(),
+    what_is_inside_a_volume_is_ignored_by_the_host: Needs::disks(1, 2 * GIB).guest(),
+    copies_of_metadata_are_pruned_and_those_of_others_are_not: Needs::disks(1, GIB).guest(),
+}

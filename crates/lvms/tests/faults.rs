@@ -1,0 +1,234 @@
+//! Disks that vanish, fail and change their names under `lvms standalone`: each is told, others go on, nothing is lost,
+//! and all goes on when it is healed.
+
+mod driver;
+
+use std::fs;
+use std::path::Path;
+
+use driver::{Driver, MIB, device, refused};
+use lab_csi::{Access, Client, Code, Source};
+use lab_test::{Cut, Fault, GIB, Lab, MIB as MEBIBYTE, Needs, Result, run};
+
+const EXT4: Access = Access::Filesystem("ext4");
+
+const TWO_GROUPS: &str = "
+  - {name: a, volume-group: a, spare-gb: 0, default: true}
+  - {name: b, volume-group: b, spare-gb: 0}
+";
+
+/// Publishes it, and writes a file that says whose it is.
+fn publish_with_file(client: &Client, id: &str, target: &Path) -> Result {
+    client.publish(id, target, EXT4)?;
+    fs::write(target.join("file"), id)?;
+    run("sync", ["--file-system", &target.to_string_lossy()])?;
+    Ok(())
+}
+
+fn condition(client: &Client, id: &str, target: &Path) -> Result<(bool, String)> {
+    let condition = client.stats(id, target)?.volume_condition.ok_or("no condition was told")?;
+    Ok((condition.abnormal, condition.message))
+}
+
+fn missing_disks(group: &str) -> Result<String> {
+    run("vgs", ["--noheadings", "-o", "vg_missing_pv_count", group])
+}
+
+fn a_disk_vanishes_under_a_mounted_volume_and_others_go_on(lab: &Lab) -> Result {
+    run("vgcreate", ["a", lab.disk(0)])?;
+    run("vgcreate", ["b", lab.disk(1)])?;
+    let driver = Driver::start(lab, TWO_GROUPS, &[])?;
+    let client = &driver.client;
+    let lost = client.create("lost", "a", 64 * MIB, EXT4, None)?.volume_id;
+    let kept = client.create("kept", "b", 64 * MIB, EXT4, None)?.volume_id;
+    let (at_lost, at_kept) = (lab.state().join("lost"), lab.state().join("kept"));
+    publish_with_file(client, &lost, &at_lost)?;
+    publish_with_file(client, &kept, &at_kept)?;
+
+    lab.unplug(lab.serial(0))?;
+    let told = lab.wait_for("the condition to be abnormal", || {
+        let (abnormal, told) = condition(client, &lost, &at_lost).ok()?;
+        abnormal.then_some(told)
+    })?;
+    assert!(told.contains("missing") && told.contains(lab.disk(0)), "{told}");
+    assert_eq!(client.capacity("a")?, 0);
+    let more = || client.create("more", "a", 8 * MIB, Access::Block, None);
+    refused(more(), Code::FailedPrecondition, &["volume group a", lab.disk(0), "until they are back"]);
+    // Looked at again, its volumes are still known.
+    assert!(condition(client, &lost, &at_lost)?.0);
+    refused(client.delete(&lost), Code::FailedPrecondition, &["volume group a", "until they are back"]);
+    assert_eq!(
+        condition(client, &kept, &at_kept)?,
+        (false, "volume is healthy and operating normally".into())
+    );
+    fs::write(at_kept.join("file"), "still written")?;
+    client.delete(&client.create("beside", "b", 8 * MIB, Access::Block, None)?.volume_id)?;
+    client.unpublish(&lost, &at_lost)?;
+    assert!(!at_lost.exists());
+
+    lab.plug_back(lab.serial(0))?;
+    lab.wait_for("LVM to have the group again", || missing_disks("a").ok())?;
+    client.publish(&lost, &at_lost, EXT4)?;
+    assert_eq!(fs::read_to_string(at_lost.join("file"))?, lost);
+    assert!(!condition(client, &lost, &at_lost)?.0);
+    client.delete(&more()?.volume_id)?;
+    assert!(client.capacity("a")? > 0);
+    assert_eq!(missing_disks("a")?, "0");
+    client.unpublish(&lost, &at_lost)?;
+    client.delete(&lost)?;
+    client.unpublish(&kept, &at_kept)?;
+    Ok(())
+}
+
+fn a_group_without_one_of_its_disks_is_not_changed_and_none_stays_missing(lab: &Lab) -> Result {
+    run("vgcreate", ["a", lab.disk(0), lab.disk(1)])?;
+    run("vgcreate", ["b", lab.disk(2)])?;
+    let driver = Driver::start(lab, TWO_GROUPS, &[])?;
+    let client = &driver.client;
+    // LVM takes extents of the first disk first: one lies there alone, and one on both.
+    let whole = client.create("whole", "a", 64 * MIB, EXT4, None)?.volume_id;
+    let half = client.create("half", "a", 480 * MIB, EXT4, None)?.volume_id;
+    let (at_whole, at_half) = (lab.state().join("whole"), lab.state().join("half"));
+    publish_with_file(client, &whole, &at_whole)?;
+    publish_with_file(client, &half, &at_half)?;
+    client.unpublish(&whole, &at_whole)?;
+    client.unpublish(&half, &at_half)?;
+    let disk = run("pvs", ["--noheadings", "-o", "pv_uuid", lab.disk(1)])?;
+
+    lab.unplug(lab.serial(1))?;
+    lab.wait_for("LVM to miss the disk", || (missing_disks("a").ok()? == "1").then_some(()))?;
+    let parts = &["volume group a", disk.as_str(), "until they are back"];
+    let create = || client.create("more", "a", 8 * MIB, Access::Block, None);
+    refused(create(), Code::FailedPrecondition, parts);
+    refused(client.delete(&whole), Code::FailedPrecondition, parts);
+    refused(client.grow(&whole, 128 * MIB, EXT4, None), Code::FailedPrecondition, parts);
+    refused(client.snapshot("moment", &whole), Code::FailedPrecondition, parts);
+    refused(client.publish(&half, &at_half, EXT4), Code::FailedPrecondition, &[&half]);
+    assert_eq!(client.capacity("a")?, 0);
+    // What lies on the other disk is served, and so is the other group.
+    client.publish(&whole, &at_whole, EXT4)?;
+    assert_eq!(fs::read_to_string(at_whole.join("file"))?, whole);
+    client.unpublish(&whole, &at_whole)?;
+    client.delete(&client.create("beside", "b", 8 * MIB, Access::Block, None)?.volume_id)?;
+
+    lab.plug_back(lab.serial(1))?;
+    lab.wait_for("LVM to have the disk again", || (missing_disks("a").ok()? == "0").then_some(()))?;
+    client.delete(&create()?.volume_id)?;
+    client.delete_snapshot(&client.snapshot("moment", &whole)?.snapshot_id)?;
+    client.grow(&whole, 128 * MIB, EXT4, None)?;
+    client.publish(&half, &at_half, EXT4)?;
+    assert_eq!(fs::read_to_string(at_half.join("file"))?, half);
+    client.unpublish(&half, &at_half)?;
+    client.delete(&half)?;
+    client.delete(&whole)?;
+    assert_eq!(missing_disks("a")?, "0");
+    run("vgck", ["a"])?;
+    Ok(())
+}
+
+fn errors_during_a_copy_are_told_and_the_same_call_goes_on_when_they_are_over(lab: &Lab) -> Result {
+    run("vgcreate", ["a", lab.disk(0)])?;
+    run("vgcreate", ["b", lab.disk(1)])?;
+    let driver = Driver::start(lab, TWO_GROUPS, &[])?;
+    let client = &driver.client;
+    let source = client.create("source", "a", 64 * MIB, Access::Block, None)?.volume_id;
+    let original = device("a", &source);
+    let of = format!("of={}", original.display());
+    run("dd", ["if=/dev/urandom", &of, "bs=1M", "count=64", "oflag=direct"])?;
+    let from = Source::Volume(source.clone());
+    let other = driver.connect()?;
+    let copy = |client: &Client| client.create("copy", "b", 64 * MIB, Access::Block, Some(&from));
+
+    // The target is slow, so that the copy is still being made when the source fails.
+    lab.fault(1, Fault::Delay { milliseconds: 100 })?;
+    std::thread::scope(|scope| -> Result {
+        let copying = scope.spawn(|| copy(&other));
+        let failing = lab.wait_for("a part of the copy", || {
+            let target = fs::read_dir("/dev/mapper").ok()?.flatten();
+            let target =
+                target.map(|entry| entry.path()).find(|path| path.to_string_lossy().contains("/b-"))?;
+            let statistics = fs::canonicalize(target).ok()?;
+            let statistics = Path::new("/sys/block").join(statistics.file_name()?).join("stat");
+            let sectors =
+                fs::read_to_string(statistics).ok()?.split_whitespace().nth(6)?.parse::<u64>().ok()?;
+            (sectors > 8192).then_some(())
+        });
+        lab.fault(0, Fault::Error)?;
+        lab.fault(1, Fault::None)?;
+        failing?;
+        let answer = copying.join().map_err(|_| "the call panicked")?;
+        refused(
+            answer,
+            Code::Internal,
+            &["copy of b/", "reading /dev/mapper/a-", "Input/output error", "same call"],
+        );
+        Ok(())
+    })?;
+    let unfinished = run("lvs", ["--noheadings", "-o", "lv_name", "b"])?;
+    let target = lab.state().join("copy");
+    refused(client.publish(&unfinished, &target, Access::Block), Code::FailedPrecondition, &["not finished"]);
+    assert!(!target.exists());
+    refused(copy(client), Code::Internal, &["copy of b/", "Input/output error"]);
+    client.delete(&client.create("beside", "b", 8 * MIB, Access::Block, None)?.volume_id)?;
+
+    lab.fault(0, Fault::None)?;
+    let made = copy(client)?.volume_id;
+    assert_eq!(made, unfinished);
+    run("cmp", [&original, &device("b", &made)])?;
+    assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name", "a"])?, source, "the copy has left something");
+    client.publish(&made, &target, Access::Block)?;
+    client.unpublish(&made, &target)?;
+    Ok(())
+}
+
+fn volumes_are_found_on_disks_that_have_each_others_names_after_a_boot(lab: &Lab) -> Result {
+    let (note, state) = (lab.state().join("names"), lab.state());
+    let (at_a, at_b) = (state.join("a"), state.join("b"));
+    let ids = |client: &Client| -> Result<(String, String)> {
+        let a = client.create("in a", "a", 64 * MIB, EXT4, None)?.volume_id;
+        Ok((a, client.create("in b", "b", 64 * MIB, EXT4, None)?.volume_id))
+    };
+    if lab.boots() == 0 {
+        run("vgcreate", ["a", lab.disk(0)])?;
+        run("vgcreate", ["b", lab.disk(1)])?;
+        let driver = Driver::start(lab, TWO_GROUPS, &[])?;
+        let (a, b) = ids(&driver.client)?;
+        publish_with_file(&driver.client, &a, &at_a)?;
+        publish_with_file(&driver.client, &b, &at_b)?;
+        driver.client.unpublish(&a, &at_a)?;
+        driver.client.unpublish(&b, &at_b)?;
+        fs::write(note, lab.disks().join(" "))?;
+        // Whoever is plugged in last is the last at the next boot.
+        run("vgchange", ["-an", "a"])?;
+        lab.unplug(lab.serial(0))?;
+        lab.plug_back(lab.serial(0))?;
+        run("sync", [""; 0])?;
+        return lab.cut_power(Cut::Kill);
+    }
+    assert_eq!(
+        fs::read_to_string(note)?,
+        format!("{} {}", lab.disk(1), lab.disk(0)),
+        "the names are swapped"
+    );
+    let driver = Driver::start(lab, TWO_GROUPS, &[])?;
+    let client = &driver.client;
+    let (a, b) = ids(client)?;
+    for (id, target) in [(&a, &at_a), (&b, &at_b)] {
+        client.publish(id, target, EXT4)?;
+        assert_eq!(&fs::read_to_string(target.join("file"))?, id);
+        assert!(!condition(client, id, target)?.0);
+        client.grow(id, 128 * MIB, EXT4, Some(target))?;
+        client.unpublish(id, target)?;
+    }
+    assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name", "a"])?, a, "one volume each, none made anew");
+    client.delete(&a)?;
+    client.delete(&b)?;
+    Ok(())
+}
+
+lab_test::main! {
+    a_disk_vanishes_under_a_mounted_volume_and_others_go_on: Needs::disks(2, GIB / 2).hotplug().guest(),
+    a_group_without_one_of_its_disks_is_not_changed_and_none_stays_missing: Needs::disks(3, GIB / 2).hotplug().guest(),
+    errors_during_a_copy_are_told_and_the_same_call_goes_on_when_they_are_over: Needs::disks(2, 256 * MEBIBYTE).faults().guest(),
+    volumes_are_found_on_disks_that_have_each_others_names_after_a_boot: Needs::disks(2, GIB / 2).power_cut().hotplug(),
+}
