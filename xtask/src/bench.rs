@@ -159,13 +159,13 @@ pub(crate) fn report(bench: Bench, entries: &[Entry]) -> Result<()> {
 fn table(entries: &[Entry]) -> String {
     let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
     let mut text = format!(
-        "{:<56} {:>5} {:>10} {:>10} {:>7} {:>7}  met",
+        "{:<60} {:>5} {:>10} {:>10} {:>7} {:>7}  met",
         "name", "unit", "ours", "against", "ratio", "goal"
     );
     for entry in entries {
         let met = entry.met.map_or("-", |met| if met { "yes" } else { "NO" });
         text += &format!(
-            "\n{:<56} {:>5} {:>10.2} {:>10} {:>7} {:>7}  {met}",
+            "\n{:<60} {:>5} {:>10.2} {:>10} {:>7} {:>7}  {met}",
             entry.name,
             entry.unit,
             entry.ours,
@@ -190,16 +190,16 @@ pub(crate) fn compare(bench: Bench, old: &[Entry]) -> Result<()> {
 }
 
 fn comparison(old: &[Entry], new: &[Entry]) -> String {
-    let mut text = format!("{:<56} {:>10} {:>10} {:>8}", "name", "old", "new", "new/old");
+    let mut text = format!("{:<60} {:>10} {:>10} {:>8}", "name", "old", "new", "new/old");
     for entry in new {
         // Where there is another side, the ratio to it is what can be compared between two runs.
         let figure = |entry: &Entry| entry.ratio.unwrap_or(entry.ours);
         match old.iter().find(|before| before.name == entry.name) {
             Some(before) => {
                 let (before, now) = (figure(before), figure(entry));
-                text += &format!("\n{:<56} {before:>10.2} {now:>10.2} {:>8.2}", entry.name, now / before);
+                text += &format!("\n{:<60} {before:>10.2} {now:>10.2} {:>8.2}", entry.name, now / before);
             }
-            None => text += &format!("\n{:<56} {:>10} {:>10.2} {:>8}", entry.name, "-", figure(entry), "-"),
+            None => text += &format!("\n{:<60} {:>10} {:>10.2} {:>8}", entry.name, "-", figure(entry), "-"),
         }
     }
     text
