@@ -5,6 +5,8 @@
 
 mod lab;
 mod lvm;
+mod native;
+mod volumes;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::programs::Programs;
-use crate::lab::Lab;
+use crate::lab::{Lab, Prepared};
 use crate::workspace;
 
 /// A named set of measurements.
@@ -24,15 +26,18 @@ pub(crate) enum Bench {
     Lab,
     /// Bare lvm2 commands.
     Lvm,
+    /// The driver, against bare lvm2.
+    Volumes,
 }
 
 impl Bench {
-    pub(crate) const ALL: [Bench; 2] = [Bench::Lab, Bench::Lvm];
+    pub(crate) const ALL: [Bench; 3] = [Bench::Lab, Bench::Lvm, Bench::Volumes];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Bench::Lab => "lab",
             Bench::Lvm => "lvm",
+            Bench::Volumes => "volumes",
         }
     }
 
@@ -48,13 +53,29 @@ impl Bench {
         self == Bench::Lab
     }
 
+    /// Puts what it needs where guests see it.
+    pub(crate) fn share(self, prepared: &Prepared, run: &Path) -> Result<()> {
+        match self {
+            Bench::Lab | Bench::Lvm => Ok(()),
+            Bench::Volumes => volumes::share(prepared, run),
+        }
+    }
+
     /// Measures.
     pub(crate) fn run(self, lab: &Arc<Lab>, programs: Option<&Programs>) -> Result<Vec<Entry>> {
         match self {
             Bench::Lab => lab::run(lab, programs.context("this lab was prepared without Kubernetes")?),
             Bench::Lvm => lvm::run(lab),
+            Bench::Volumes => volumes::run(lab),
         }
     }
+}
+
+/// What a ratio shall be, or ours if there is no other side.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Goal {
+    AtMost(f64),
+    AtLeast(f64),
 }
 
 /// One measurement.
@@ -70,34 +91,43 @@ pub(crate) struct Entry {
     pub(crate) against: Option<f64>,
     /// Ours divided by the other's.
     pub(crate) ratio: Option<f64>,
-    /// The most that the ratio, or ours if there is no other side, shall be.
+    /// What the ratio, or ours if there is no other side, shall be at most.
     pub(crate) goal: Option<f64>,
+    /// At least, instead.
+    #[serde(default)]
+    pub(crate) at_least: bool,
     /// Whether it is.
     pub(crate) met: Option<bool>,
 }
 
 impl Entry {
+    /// Medians of ours and, if there is another side, of that.
+    pub(crate) fn new(name: &str, unit: &str, ours: &[f64], against: &[f64], goal: Option<Goal>) -> Entry {
+        let ours = median(ours);
+        let against = (!against.is_empty()).then(|| median(against));
+        let ratio = against.map(|against| ours / against);
+        let judged = ratio.unwrap_or(ours);
+        let (limit, at_least, met) = match goal {
+            None => (None, false, None),
+            Some(Goal::AtMost(most)) => (Some(most), false, Some(judged <= most)),
+            Some(Goal::AtLeast(least)) => (Some(least), true, Some(judged >= least)),
+        };
+        Entry { name: name.into(), unit: unit.into(), ours, against, ratio, goal: limit, at_least, met }
+    }
+
     /// A time of ours, in seconds, with a limit.
-    pub(crate) fn seconds(name: &str, samples: &[f64], goal: Option<f64>) -> Entry {
-        let ours = median(samples);
-        let met = goal.map(|goal| ours <= goal);
-        Entry { name: name.into(), unit: "s".into(), ours, against: None, ratio: None, goal, met }
+    pub(crate) fn seconds(name: &str, samples: &[f64], most: Option<f64>) -> Entry {
+        Entry::new(name, "s", samples, &[], most.map(Goal::AtMost))
     }
 
     /// Times of both sides, in milliseconds.
-    pub(crate) fn ratio(name: &str, ours: &[f64], against: &[f64], goal: Option<f64>) -> Entry {
-        let (ours, against) = (median(ours), median(against));
-        let ratio = ours / against;
-        let met = goal.map(|goal| ratio <= goal);
-        Entry {
-            name: name.into(),
-            unit: "ms".into(),
-            ours,
-            against: Some(against),
-            ratio: Some(ratio),
-            goal,
-            met,
-        }
+    pub(crate) fn ratio(name: &str, ours: &[f64], against: &[f64], most: Option<f64>) -> Entry {
+        Entry::new(name, "ms", ours, against, most.map(Goal::AtMost))
+    }
+
+    fn goal(&self) -> String {
+        let sign = if self.at_least { '≥' } else { '≤' };
+        self.goal.map_or("-".to_owned(), |goal| format!("{sign} {goal:.2}"))
     }
 }
 
@@ -129,19 +159,19 @@ pub(crate) fn report(bench: Bench, entries: &[Entry]) -> Result<()> {
 fn table(entries: &[Entry]) -> String {
     let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
     let mut text = format!(
-        "{:<52} {:>5} {:>10} {:>10} {:>7} {:>7}  met",
+        "{:<60} {:>5} {:>10} {:>10} {:>7} {:>7}  met",
         "name", "unit", "ours", "against", "ratio", "goal"
     );
     for entry in entries {
         let met = entry.met.map_or("-", |met| if met { "yes" } else { "NO" });
         text += &format!(
-            "\n{:<52} {:>5} {:>10.2} {:>10} {:>7} {:>7}  {met}",
+            "\n{:<60} {:>5} {:>10.2} {:>10} {:>7} {:>7}  {met}",
             entry.name,
             entry.unit,
             entry.ours,
             number(entry.against),
             number(entry.ratio),
-            number(entry.goal),
+            entry.goal(),
         );
     }
     text
@@ -160,16 +190,16 @@ pub(crate) fn compare(bench: Bench, old: &[Entry]) -> Result<()> {
 }
 
 fn comparison(old: &[Entry], new: &[Entry]) -> String {
-    let mut text = format!("{:<52} {:>10} {:>10} {:>8}", "name", "old", "new", "new/old");
+    let mut text = format!("{:<60} {:>10} {:>10} {:>8}", "name", "old", "new", "new/old");
     for entry in new {
         // Where there is another side, the ratio to it is what can be compared between two runs.
         let figure = |entry: &Entry| entry.ratio.unwrap_or(entry.ours);
         match old.iter().find(|before| before.name == entry.name) {
             Some(before) => {
                 let (before, now) = (figure(before), figure(entry));
-                text += &format!("\n{:<52} {before:>10.2} {now:>10.2} {:>8.2}", entry.name, now / before);
+                text += &format!("\n{:<60} {before:>10.2} {now:>10.2} {:>8.2}", entry.name, now / before);
             }
-            None => text += &format!("\n{:<52} {:>10} {:>10.2} {:>8}", entry.name, "-", figure(entry), "-"),
+            None => text += &format!("\n{:<60} {:>10} {:>10.2} {:>8}", entry.name, "-", figure(entry), "-"),
         }
     }
     text
@@ -192,6 +222,19 @@ mod tests {
         assert_eq!(Entry::ratio("x", &[51.0], &[100.0], Some(0.5)).met, Some(false));
         assert_eq!(Entry::seconds("x", &[11.0], Some(10.0)).met, Some(false));
         assert_eq!(Entry::seconds("x", &[11.0], None).met, None);
+    }
+
+    #[test]
+    fn a_goal_can_be_the_least_and_the_table_says_so() {
+        let rate = |ours| Entry::new("copy", "MiB/s", &[ours], &[100.0], Some(Goal::AtLeast(1.0)));
+        assert_eq!((rate(101.0).met, rate(99.0).met), (Some(true), Some(false)));
+        assert!(table(&[rate(99.0)]).contains("0.99  ≥ 1.00  NO"), "{}", table(&[rate(99.0)]));
+    }
+
+    #[test]
+    fn figures_of_a_run_before_minima_can_be_read() {
+        let old = r#"{"name":"x","unit":"s","ours":1.0,"against":null,"ratio":null,"goal":2.0,"met":true}"#;
+        assert_eq!(serde_json::from_str::<Entry>(old).unwrap(), Entry::seconds("x", &[1.0], Some(2.0)));
     }
 
     #[test]

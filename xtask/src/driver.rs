@@ -17,6 +17,11 @@ pub(crate) fn share(prepared: &Prepared, run: &Path) -> Result<()> {
     prepared.share(run, &workspace::build_static("lvms")?).map(drop)
 }
 
+/// The same, as it is released.
+pub(crate) fn share_release(prepared: &Prepared, run: &Path) -> Result<()> {
+    prepared.share(run, &workspace::build_release("lvms")?).map(drop)
+}
+
 /// Puts the build that ends itself at given points where guests see it, as `/lab/lvms-crash`.
 pub(crate) fn share_with_crash_points(prepared: &Prepared, run: &Path) -> Result<()> {
     prepared.share_as(run, &workspace::build_with_crash_points()?, Path::new("lvms-crash"))

@@ -31,6 +31,11 @@ pub(crate) fn build_static(package: &str) -> Result<PathBuf> {
     Ok(build_for_guests(package, &[])?.join(package))
 }
 
+/// Builds a program as it is released, to run anywhere.
+pub(crate) fn build_release(package: &str) -> Result<PathBuf> {
+    Ok(build(package, "release", &[])?.join(package))
+}
+
 /// Builds an example of a package's in the same way.
 pub(crate) fn build_static_example(package: &str, example: &str) -> Result<PathBuf> {
     Ok(build_for_guests(package, &["--example", example])?.join("examples").join(example))
@@ -45,15 +50,19 @@ pub(crate) fn build_with_crash_points() -> Result<PathBuf> {
 }
 
 fn build_for_guests(package: &str, what: &[&str]) -> Result<PathBuf> {
+    build(package, "guest", what)
+}
+
+fn build(package: &str, profile: &str, what: &[&str]) -> Result<PathBuf> {
     let step = progress::step(format!("building {package}"));
     let mut build = cargo();
     build
-        .args(["build", "--quiet", "--package", package, "--profile", "guest", "--target", TRIPLE])
+        .args(["build", "--quiet", "--package", package, "--profile", profile, "--target", TRIPLE])
         .args(what);
     build.arg("--config").arg(format!("target.{TRIPLE}.rustflags=['-Ctarget-feature=+crt-static']"));
     process::run(&mut build).with_context(|| format!("{package} could not be built"))?;
     step.done();
-    Ok(target().join(TRIPLE).join("guest"))
+    Ok(target().join(TRIPLE).join(profile))
 }
 
 #[cfg(test)]

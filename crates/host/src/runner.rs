@@ -7,11 +7,13 @@
 mod archive;
 mod crash;
 mod device;
+mod following;
 mod group_lock;
 mod linux;
 mod mounts;
 mod process;
 mod shield;
+mod spawn;
 
 use std::io;
 
@@ -20,10 +22,11 @@ use crate::lvm::{Change, Failure, Inventory};
 use crate::names::{VgName, VolumePath};
 use crate::units::Bytes;
 
+pub use following::Following;
 pub use linux::{Linux, Options};
 pub(crate) use mounts::is_not_mounted;
 pub use mounts::{Amounts, ProbeError, Usage};
-pub use process::{Finished, Following, Intent, ProcessError, Program};
+pub use process::{Finished, Intent, ProcessError, Program};
 
 /// How far a long work has come: bytes done, of all.
 pub type Progress<'a> = &'a (dyn Fn(Bytes, Bytes) + Sync);

@@ -5,10 +5,12 @@
 //!   plugged in, a power cut. One JSON line there, one JSON line back.
 //! - [`needs`]: what a test says it needs, so that the lab can give it a guest.
 //! - [`disk`]: what a disk looks like, and how it can be broken.
+//! - [`figures`]: what a benchmark's program has measured.
 //!
 //! This crate knows neither QEMU nor LVM; it holds data and its wire form.
 
 pub mod agent;
 pub mod control;
 pub mod disk;
+pub mod figures;
 pub mod needs;

@@ -13,7 +13,8 @@ use crate::lab::{Lab, Prepared};
 /// Which benchmarks.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Benchmarks to run; all of them if none is named.
+    /// Benchmarks to run: lab (the lab itself), lvm (bare lvm2), volumes (the driver against bare lvm2); all of them
+    /// if none is named. Figures are printed and written to target/bench/NAME.json.
     names: Vec<String>,
     /// Also show how the figures differ from those of an earlier run.
     #[arg(long, value_name = "OLD.JSON")]
@@ -38,7 +39,9 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     // Read before the run, which may write the same file.
     let old = options.compare.as_ref().map(|path| bench::read(path)).transpose()?;
     let with_kubernetes = benches.iter().any(|bench| bench.needs_kubernetes());
-    let code = super::in_a_lab("bench", with_kubernetes.then(Version::default), |_, _| Ok(()))?;
+    let code = super::in_a_lab("bench", with_kubernetes.then(Version::default), |prepared, run| {
+        benches.iter().try_for_each(|bench| bench.share(prepared, run))
+    })?;
     if code != ExitCode::SUCCESS {
         return Ok(code);
     }

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::group_lock::GroupLock;
-use super::process::{Finished, Namespaces, ProcessError, Processes, Program};
+use super::process::{ControlGroup, Finished, Namespaces, ProcessError, Processes, Program};
 use super::{Intent, Progress, Runner, archive, crash, device, shield};
 use crate::dm::{self, Control, Cow, Pool};
 use crate::lvm::answer::Answer;
@@ -72,7 +72,7 @@ impl Linux {
         let group = control_group();
         let here = Processes {
             namespaces: Namespaces::default(),
-            group: group.as_ref().and_then(|file| file.try_clone().ok()),
+            group: group.as_ref().and_then(|group| group.try_clone().ok()),
         };
         Ok(Linux {
             processes: Processes { namespaces, group },
@@ -355,7 +355,7 @@ fn runs(daemon: &str, socket: &str) -> bool {
 
 /// A control group of the host's for our children: the end of our own group, by a pod's removal or a service's stop,
 /// must not kill a command in the middle of a change. Without the unified hierarchy there is none.
-fn control_group() -> Option<File> {
+fn control_group() -> Option<ControlGroup> {
     let root = ["/proc/1/root/sys/fs/cgroup", "/sys/fs/cgroup"]
         .into_iter()
         .map(Path::new)
@@ -364,7 +364,8 @@ fn control_group() -> Option<File> {
     if !group.exists() {
         fs::create_dir(&group).ok()?;
     }
-    File::options().write(true).open(group.join("cgroup.procs")).ok()
+    let members = File::options().write(true).open(group.join("cgroup.procs")).ok()?;
+    Some(ControlGroup { directory: File::open(group).ok()?, members })
 }
 
 impl Runner for Linux {

@@ -2,18 +2,19 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{OFlags, fcntl_setfl};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use thiserror::Error;
+
+use super::following::Following;
+use super::spawn::{Born, NotBorn, Prepared};
 
 /// Where the host's programs lie; NixOS has its own place.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/current-system/sw/bin";
@@ -193,7 +194,7 @@ impl Namespaces {
     }
 
     /// Moves the calling thread, which must not share its file system view with others, into them.
-    fn enter(&self) -> io::Result<()> {
+    pub(super) fn enter(&self) -> io::Result<()> {
         for (kind, fd) in &self.foreign {
             move_into_link_name_space(fd.as_fd(), Some(*kind))?;
         }
@@ -216,12 +217,26 @@ impl Namespaces {
     }
 }
 
+/// A control group for children.
+#[derive(Debug)]
+pub(super) struct ControlGroup {
+    pub(super) directory: File,
+    /// Its `cgroup.procs`.
+    pub(super) members: File,
+}
+
+impl ControlGroup {
+    pub(super) fn try_clone(&self) -> io::Result<ControlGroup> {
+        Ok(ControlGroup { directory: self.directory.try_clone()?, members: self.members.try_clone()? })
+    }
+}
+
 /// Starts programs.
 #[derive(Debug)]
 pub(super) struct Processes {
     pub(super) namespaces: Namespaces,
-    /// `cgroup.procs` of the host's control group for our children, where there is one.
-    pub(super) group: Option<File>,
+    /// The host's control group for our children, where there is one.
+    pub(super) group: Option<ControlGroup>,
 }
 
 impl Processes {
@@ -231,17 +246,37 @@ impl Processes {
         following.follow(program)
     }
 
-    #[expect(unsafe_code)]
     fn start(&self, program: &Program) -> Result<Following, ProcessError> {
         let not_started = |source| ProcessError::NotStarted {
             program: program.argv.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
             source,
         };
-        let (name, arguments) = program
-            .argv
-            .split_first()
-            .ok_or_else(|| not_started(io::Error::other("no program was named")))?;
-        let group = self.group.as_ref().map(File::try_clone).transpose().map_err(not_started)?;
+        let born = match self.start_there(program) {
+            // An old kernel, or one that was told not to: the child moves by itself.
+            Err(NotBorn::Clone(error)) => {
+                tracing::debug!(%error, "clone3 is not to be had");
+                self.start_and_move(program).map_err(not_started)?
+            }
+            Err(NotBorn::Exec(source)) => return Err(not_started(source)),
+            Ok(born) => born,
+        };
+        Following::new(born).map_err(|source| ProcessError::NotFollowed { program: program.words(), source })
+    }
+
+    /// Starts a program in its control group.
+    fn start_there(&self, program: &Program) -> Result<Born, NotBorn> {
+        let mut environment = vec![("PATH", OsStr::new(PATH)), ("LC_ALL", OsStr::new("C"))];
+        environment.extend(program.env.iter().map(|(key, value)| (*key, value.as_os_str())));
+        let prepared = Prepared::new(&program.argv, &environment, PATH).map_err(NotBorn::Exec)?;
+        prepared.start(self.group.as_ref().map(|group| group.directory.as_fd()), &self.namespaces)
+    }
+
+    /// Starts a program, which moves to its control group: slower, and possible on every kernel.
+    #[expect(unsafe_code)]
+    fn start_and_move(&self, program: &Program) -> io::Result<Born> {
+        let (name, arguments) =
+            program.argv.split_first().ok_or_else(|| io::Error::other("no program was named"))?;
+        let group = self.group.as_ref().map(|group| group.members.try_clone()).transpose()?;
         let mut command = Command::new(name);
         command
             .args(arguments)
@@ -255,7 +290,7 @@ impl Processes {
             .stderr(Stdio::piped())
             // What a terminal or a service manager sends to our group is not for LVM.
             .process_group(0);
-        let namespaces = self.namespaces.try_clone().map_err(not_started)?;
+        let namespaces = self.namespaces.try_clone()?;
         // SAFETY: between fork and exec the child only makes system calls on descriptors opened before the fork
         // (write, setns); nothing allocates, locks or touches memory shared with the parent's threads.
         unsafe {
@@ -266,9 +301,15 @@ impl Processes {
                 namespaces.enter()
             });
         }
-        let mut child = command.spawn().map_err(not_started)?;
-        Following::new(&mut child)
-            .map_err(|source| ProcessError::NotFollowed { program: program.words(), source })
+        let mut child = command.spawn()?;
+        let pid = Pid::from_child(&child);
+        let lost = || io::Error::other("a piped child has outputs");
+        Ok(Born {
+            pid,
+            pidfd: pidfd_open(pid, PidfdFlags::empty())?,
+            stdout: child.stdout.take().ok_or_else(lost)?.into(),
+            stderr: child.stderr.take().ok_or_else(lost)?.into(),
+        })
     }
 }
 
@@ -279,129 +320,10 @@ impl Namespaces {
     }
 }
 
-/// A program that runs, and what it has said so far.
-#[derive(Debug)]
-pub struct Following {
-    pid: u32,
-    ended: OwnedFd,
-    stdout: Pipe,
-    stderr: Pipe,
-}
-
-#[derive(Debug)]
-struct Pipe {
-    end: Option<File>,
-    said: Vec<u8>,
-}
-
-impl Pipe {
-    fn new(end: Option<OwnedFd>) -> io::Result<Pipe> {
-        let end = end.map(File::from);
-        if let Some(end) = &end {
-            fcntl_setfl(end, OFlags::NONBLOCK)?;
-        }
-        Ok(Pipe { end, said: Vec::new() })
-    }
-
-    /// Takes what is there.
-    fn read(&mut self) -> io::Result<()> {
-        let Some(end) = &mut self.end else { return Ok(()) };
-        match end.read_to_end(&mut self.said) {
-            Ok(_) => self.end = None,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-}
-
-impl Following {
-    fn new(child: &mut Child) -> io::Result<Following> {
-        let pid = Pid::from_child(child);
-        Ok(Following {
-            pid: child.id(),
-            ended: pidfd_open(pid, PidfdFlags::empty())?,
-            stdout: Pipe::new(child.stdout.take().map(OwnedFd::from))?,
-            stderr: Pipe::new(child.stderr.take().map(OwnedFd::from))?,
-        })
-    }
-
-    /// Its number.
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    fn follow(mut self, program: &Program) -> Result<Finished, ProcessError> {
-        let not_followed = |source| ProcessError::NotFollowed { program: program.words(), source };
-        if self.await_end(Some(Instant::now() + program.limit)).map_err(not_followed)? {
-            return self.finish().map_err(not_followed);
-        }
-        let (words, limit) = (program.words(), program.limit);
-        match program.intent {
-            Intent::Looks => {
-                if let Some(group) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
-                    let _ = kill_process_group(group, Signal::KILL);
-                }
-                self.await_end(None).map_err(not_followed)?;
-                self.finish().map_err(not_followed)?;
-                Err(ProcessError::TooSlow { program: words, limit })
-            }
-            Intent::Changes => {
-                Err(ProcessError::StillRunning { program: words, pid: self.pid, limit, rest: Box::new(self) })
-            }
-        }
-    }
-
-    /// Follows it to its end, however long that takes.
-    pub fn to_the_end(mut self) -> io::Result<Finished> {
-        self.await_end(None)?;
-        self.finish()
-    }
-
-    /// Whether it ended before the deadline.
-    fn await_end(&mut self, deadline: Option<Instant>) -> io::Result<bool> {
-        loop {
-            let timeout = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
-                Some(Duration::ZERO) => return Ok(false),
-                Some(left) => Some(Timespec::try_from(left).map_err(io::Error::other)?),
-                None => None,
-            };
-            let pipes = [&self.stdout, &self.stderr].into_iter().filter_map(|pipe| pipe.end.as_ref());
-            let mut waited: Vec<PollFd<'_>> = vec![PollFd::new(&self.ended, PollFlags::IN)];
-            waited.extend(pipes.map(|pipe| PollFd::new(pipe, PollFlags::IN)));
-            match poll(&mut waited, timeout.as_ref()) {
-                Ok(_) => {}
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
-            }
-            let ended = !waited[0].revents().is_empty();
-            self.stdout.read()?;
-            self.stderr.read()?;
-            if ended {
-                return Ok(true);
-            }
-        }
-    }
-
-    /// Takes the exit status of one that has ended. A daemon that it left behind may hold its outputs open: what is in
-    /// them now is all that is read.
-    fn finish(mut self) -> io::Result<Finished> {
-        self.stdout.read()?;
-        self.stderr.read()?;
-        let pid = i32::try_from(self.pid)
-            .ok()
-            .and_then(Pid::from_raw)
-            .ok_or_else(|| io::Error::other("no process"))?;
-        let waited = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty())?;
-        let (_, status) = waited.ok_or_else(|| io::Error::other("the process has not ended"))?;
-        let status = ExitStatus::from_raw(status.as_raw());
-        Ok(Finished { status, stdout: self.stdout.said, stderr: self.stderr.said })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::Signal;
 
     const SOON: Duration = Duration::from_secs(60);
 
@@ -433,6 +355,33 @@ mod tests {
         let mut keys: Vec<&str> = text.lines().filter_map(|line| line.split('=').next()).collect();
         keys.sort_unstable();
         assert_eq!(keys, ["LC_ALL", "LVM_SYSTEM_DIR", "PATH", "PWD"]);
+    }
+
+    #[test]
+    fn a_kernel_that_makes_no_children_in_groups_is_served_too() {
+        let program = sh("echo out; echo err >&2; exit 3").env("KEY", "value");
+        for born in
+            [processes().start_there(&program).unwrap(), processes().start_and_move(&program).unwrap()]
+        {
+            let finished = Following::new(born).unwrap().to_the_end().unwrap();
+            assert_eq!((finished.text().as_str(), finished.stderr.as_slice()), ("out", &b"err\n"[..]));
+            assert_eq!(finished.status.code(), Some(3));
+        }
+    }
+
+    #[test]
+    fn a_child_has_a_group_of_its_own_and_no_input_and_dies_of_a_broken_pipe() {
+        const BROKEN_PIPE: u64 = 1 << 12;
+        let program = sh("cat; pwd; ps -o pgid= -p $$; echo $$; grep -E 'Sig(Ign|Blk)' /proc/self/status");
+        for born in
+            [processes().start_there(&program).unwrap(), processes().start_and_move(&program).unwrap()]
+        {
+            let text = Following::new(born).unwrap().to_the_end().unwrap().text();
+            let words: Vec<&str> = text.split_whitespace().collect();
+            let signals = |position: usize| u64::from_str_radix(words[position], 16).unwrap();
+            assert_eq!((words[0], words[1]), ("/", words[2]), "{text}");
+            assert_eq!((signals(4), signals(6) & BROKEN_PIPE), (0, 0), "{text}");
+        }
     }
 
     #[test]
