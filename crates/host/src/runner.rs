@@ -36,11 +36,6 @@ pub trait Runner: Send + Sync + 'static {
     /// What is there: all groups, or one of them.
     fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure>;
 
-    /// What is there of a group that was not found, at a closer look.
-    fn look_closer(&self, group: &VgName) -> Result<Inventory, Failure> {
-        self.inventory(Some(group))
-    }
-
     /// The sequence number of a group as it is on disk now; `None` if it cannot be seen without asking LVM.
     fn sequence_number(&self, group: &crate::lvm::Group) -> Option<u64>;
 

@@ -175,7 +175,9 @@ fn errors_during_a_copy_are_told_and_the_same_call_goes_on_when_they_are_over(la
     let made = copy(client)?.volume_id;
     assert_eq!(made, unfinished);
     run("cmp", [&original, &device("b", &made)])?;
-    assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name", "a"])?, source, "the copy has left something");
+    // The hints of the host's own LVM are from when the disk could not be read.
+    let left = run("lvs", ["--nohints", "--noheadings", "-o", "lv_name", "a"])?;
+    assert_eq!(left, source, "the copy has left something");
     client.publish(&made, &target, Access::Block)?;
     client.unpublish(&made, &target)?;
     Ok(())

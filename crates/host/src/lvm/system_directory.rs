@@ -16,11 +16,13 @@ use thiserror::Error;
 /// a link.
 const DIRECTORIES: [&str; 5] = ["devices", "backup", "archive", "profile", "cache"];
 
-/// What we set, whatever the host has: answers in rows, and no waiting for asynchronous I/O that LVM does not need.
+/// What we set, whatever the host has: answers in rows, no waiting for asynchronous I/O that LVM does not need, and no
+/// hints: a disk that could not be read for a while is not in them, and LVM does not find its group for long after.
 const OURS: &str = "
 # Settings of lvms; all above is the host's own lvm.conf.
 global { use_aio = 0 }
 report { output_format = \"json\" }
+devices { hints = \"none\" }
 log { report_command_log = 1 command_log_selection = \"all\" }
 ";
 

@@ -121,16 +121,6 @@ impl Linux {
         finished
     }
 
-    fn report(&self, more: impl IntoIterator<Item = String>) -> Result<Inventory, Failure> {
-        let mut words = vec!["fullreport".to_owned(), "--units".into(), "b".into(), "--nosuffix".into()];
-        for (table, columns) in COLUMNS {
-            words.extend(["--configreport".to_owned(), table.into(), "--options".into(), columns.into()]);
-        }
-        words.extend(more);
-        let answer = self.lvm(&words, Intent::Looks)?;
-        Inventory::read(&answer).map_err(|error| Failure::Other(chain(&error)))
-    }
-
     /// Runs lvm2 with these arguments.
     pub fn lvm(&self, arguments: &[String], intent: Intent) -> Result<Answer, Failure> {
         self.layer().map_err(|error| Failure::Other(chain(&error)))?;
@@ -370,12 +360,13 @@ fn control_group() -> Option<ControlGroup> {
 
 impl Runner for Linux {
     fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure> {
-        self.report(group.map(VgName::to_string))
-    }
-
-    /// At all disks: those that could not be read a while ago are not in LVM's hints.
-    fn look_closer(&self, group: &VgName) -> Result<Inventory, Failure> {
-        self.report(["--nohints".to_owned(), group.to_string()])
+        let mut words = vec!["fullreport".to_owned(), "--units".into(), "b".into(), "--nosuffix".into()];
+        for (table, columns) in COLUMNS {
+            words.extend(["--configreport".to_owned(), table.into(), "--options".into(), columns.into()]);
+        }
+        words.extend(group.map(VgName::to_string));
+        let answer = self.lvm(&words, Intent::Looks)?;
+        Inventory::read(&answer).map_err(|error| Failure::Other(chain(&error)))
     }
 
     fn sequence_number(&self, group: &Group) -> Option<u64> {

@@ -62,7 +62,7 @@ impl<R: Runner> Volumes<R> {
         let found = match self.runner.inventory(Some(name)) {
             Err(Failure::NotFound(_)) => {
                 std::thread::sleep(Duration::from_millis(100));
-                self.runner.look_closer(name)
+                self.runner.inventory(Some(name))
             }
             other => other,
         };
