@@ -4,7 +4,7 @@
 //! a group that has really changed costs a report. Device-mapper tells of a copy-on-write snapshot only when it is lost,
 //! so while there are such, their fill is looked at by ioctl, and a store is extended long before it is full.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub fn follow(
     let events = listen()?;
     let volumes = Arc::clone(volumes);
     std::thread::Builder::new().name("attention".into()).spawn(move || {
-        let (mut afterwards, mut lost) = (0, BTreeSet::new());
+        let (mut afterwards, mut lost, mut unseen) = (0, BTreeSet::new(), BTreeMap::new());
         loop {
             let quiet = afterwards == 0 && stores(&volumes).is_empty();
             match heard(&events, if quiet { SILENCE } else { WHILE_FILLING }) {
@@ -57,8 +57,16 @@ pub fn follow(
             }
             let desired = desired();
             for group in desired.groups() {
-                if let Err(error) = volumes.look_in_turn(group) {
-                    tracing::warn!(group = %group, %error, "a volume group cannot be looked at");
+                match volumes.look_in_turn(group) {
+                    Ok(()) => drop(unseen.remove(group)),
+                    // Told once, and again when the reason is another.
+                    Err(error) => {
+                        let reason = error.to_string();
+                        if unseen.get(group) != Some(&reason) {
+                            tracing::warn!(group = %group, %error, "a volume group cannot be looked at");
+                            unseen.insert(group.clone(), reason);
+                        }
+                    }
                 }
             }
             extend_stores(&volumes, &desired, &mut lost);

@@ -228,6 +228,7 @@ impl Runner for Simulated {
             Change::CreateThick { .. } => Some(Content::Dirt),
             Change::Extend { .. }
             | Change::Remove { .. }
+            | Change::Release { .. }
             | Change::Tag { .. }
             | Change::Activate { .. }
             | Change::Deactivate { .. } => None,

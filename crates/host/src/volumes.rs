@@ -333,9 +333,11 @@ impl<R: Runner> Volumes<R> {
                 }
                 Step::Copy { from, to, length, dirty, then } => {
                     drop(turn);
-                    self.work(&queue, &to, "copy", deadline, |progress| {
+                    let copied = self.work(&queue, &to, "copy", deadline, |progress| {
                         self.runner.copy(&from, &to, length, dirty, progress)
-                    })?;
+                    });
+                    // Whether the snapshot that is read has overflowed, LVM knows.
+                    copied.inspect_err(|_| self.forget(&from.group))?;
                     let _turn = self.turn(&queue, &at, None)?;
                     self.look(&at)?;
                     self.change(&queue, &then)?;

@@ -44,7 +44,7 @@ fn thin(volume: &str, size: Bytes) -> Result<Change> {
 
 fn snapshot_thick(origin: &str, name: &str, store: u64) -> Result<Change> {
     let (origin, name) = (path(origin)?, LvName::parse(name)?);
-    Ok(Change::SnapshotThick { origin, name, store: Extents(store), tags: Vec::new() })
+    Ok(Change::SnapshotThick { origin, name, store: Extents(store), chunk: None, tags: Vec::new() })
 }
 
 fn every_kind_of_volume_is_made_reported_and_removed(lab: &Lab) -> Result {

@@ -94,7 +94,7 @@ fn snapshot(engine: &Arc<Engine<Linux>>, found: &Found<'_>) -> Snapshot {
         source,
         size: found.volume.size.0,
         created: found.facts.created.and_then(|created| i64::try_from(created).ok()).unwrap_or_default(),
-        ready: !overflowed && found.volume.attribute(5) != 'I' && !is_half_made(found.volume),
+        ready: !overflowed && !found.volume.has_overflowed() && !is_half_made(found.volume),
     }
 }
 

@@ -56,6 +56,8 @@ pub enum Change {
         name: LvName,
         /// The size of its store for old blocks.
         store: Extents,
+        /// What is kept at once, if LVM shall not choose.
+        chunk: Option<Bytes>,
         /// Its tags.
         tags: Vec<Tag>,
     },
@@ -70,6 +72,11 @@ pub enum Change {
     },
     /// A volume is removed.
     Remove {
+        /// Which.
+        path: VolumePath,
+    },
+    /// A volume is removed, and what is on its extents stays, whatever the host discards: another takes them over.
+    Release {
         /// Which.
         path: VolumePath,
     },
@@ -102,6 +109,7 @@ impl Change {
             | Change::CreateThin { path, .. }
             | Change::Extend { path, .. }
             | Change::Remove { path }
+            | Change::Release { path }
             | Change::Tag { path, .. }
             | Change::Activate { path }
             | Change::Deactivate { path } => path.clone(),
@@ -136,8 +144,9 @@ impl Change {
                 words.add(["--permission", if *read_only { "r" } else { "rw" }, "--name", name.as_str()]);
                 words.tags("--addtag", tags).add([origin.to_string()]);
             }
-            Change::SnapshotThick { origin, name, store, tags } => {
+            Change::SnapshotThick { origin, name, store, chunk, tags } => {
                 words.add(["lvcreate", "--yes", "--snapshot", "--name", name.as_str()]);
+                words.add(chunk.iter().flat_map(|chunk| ["--chunksize".to_owned(), format!("{}b", chunk.0)]));
                 words.add(["--extents".to_owned(), store.0.to_string()]).tags("--addtag", tags);
                 words.add([origin.to_string()]);
             }
@@ -148,6 +157,11 @@ impl Change {
             }
             Change::Remove { path } => {
                 words.add(["lvremove".to_owned(), "--yes".into(), path.to_string()]);
+            }
+            Change::Release { path } => {
+                words
+                    .add(["lvremove", "--yes", "--config", "devices/issue_discards=0"])
+                    .add([path.to_string()]);
             }
             Change::Tag { path, add, remove } => {
                 words.add(["lvchange", "--yes"]).tags("--addtag", add).tags("--deltag", remove);

@@ -204,6 +204,11 @@ impl Volume {
         self.attributes.chars().nth(position - 1).unwrap_or('-')
     }
 
+    /// Whether it is a copy-on-write snapshot that was lost because its store was full.
+    pub fn has_overflowed(&self) -> bool {
+        matches!(self.attribute(5), 'I' | 'S')
+    }
+
     /// Whether it may only be read.
     pub fn is_read_only(&self) -> bool {
         matches!(self.attribute(2), 'r' | 'R')

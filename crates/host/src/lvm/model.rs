@@ -44,7 +44,7 @@ pub fn apply(group: &mut Group, change: &Change) -> Result<(), Failure> {
                 snapshot.attributes = "Vri---tz--".to_owned();
             }
         }
-        Change::SnapshotThick { origin, name, store, tags } => {
+        Change::SnapshotThick { origin, name, store, tags, .. } => {
             absent(group, name)?;
             let source = present(group, &origin.volume)?;
             if !matches!(source.kind, Kind::Thick(_)) {
@@ -56,7 +56,7 @@ pub fn apply(group: &mut Group, change: &Change) -> Result<(), Failure> {
             insert(group, name, kind, size, tags, active);
         }
         Change::Extend { path, extents, .. } => extend(group, &path.volume, *extents)?,
-        Change::Remove { path } => remove(group, &path.volume)?,
+        Change::Remove { path } | Change::Release { path } => remove(group, &path.volume)?,
         Change::Tag { path, add, remove } => {
             let volume = present_mut(group, &path.volume)?;
             volume.tags.retain(|tag| !remove.iter().any(|gone| gone.as_str() == tag));
@@ -264,10 +264,12 @@ pub fn increments(group: &Group, change: &Change) -> u64 {
         | Change::CreateThin { .. }
         | Change::SnapshotThin { .. }
         | Change::SnapshotThick { .. } => 2,
-        Change::Remove { path } => match group.volumes.get(&path.volume).map(|volume| &volume.kind) {
-            Some(Kind::Thin { .. } | Kind::Cow { .. }) => 2,
-            Some(Kind::Thick(_) | Kind::Pool { .. } | Kind::Other(_)) | None => 1,
-        },
+        Change::Remove { path } | Change::Release { path } => {
+            match group.volumes.get(&path.volume).map(|volume| &volume.kind) {
+                Some(Kind::Thin { .. } | Kind::Cow { .. }) => 2,
+                Some(Kind::Thick(_) | Kind::Pool { .. } | Kind::Other(_)) | None => 1,
+            }
+        }
         Change::Extend { .. } | Change::Tag { .. } => 1,
         Change::Activate { .. } | Change::Deactivate { .. } => 0,
     }

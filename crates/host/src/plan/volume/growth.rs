@@ -70,7 +70,7 @@ pub fn grow(
                 Some(zeroed) if zeroed.areas.is_empty() => return Ok(Next::Look),
                 Some(zeroed) => match zero_rest(&room, zeroed, &Facts::of(zeroed)) {
                     Some(step) => step,
-                    None => Step::Swap(Change::Remove { path: room }, extend(zeroed.areas.clone())),
+                    None => Step::Swap(Change::Release { path: room }, extend(zeroed.areas.clone())),
                 },
                 None if shape.is_redundant() && volume.areas.is_empty() => return Ok(Next::Look),
                 None => {
@@ -191,7 +191,7 @@ mod tests {
             extents: Extents(12),
             from: lies_on(&["/dev/sda", "/dev/sdb"]),
         };
-        let swap = Step::Swap(Change::Remove { path: path("lvms-room-v") }, extend);
+        let swap = Step::Swap(Change::Release { path: path("lvms-room-v") }, extend);
         assert_eq!(next, Ok(Next::Do(Box::new(swap))));
     }
 

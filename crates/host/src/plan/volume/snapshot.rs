@@ -46,7 +46,7 @@ pub fn snapshot(
                 let (free, wanted) = (free.bytes(group.extent), store.bytes(group.extent));
                 return Err(Refusal::NoSpace { place: place(class), free, wanted });
             }
-            done_by(Change::SnapshotThick { origin, name, store, tags })
+            done_by(Change::SnapshotThick { origin, name, store, chunk: None, tags })
         }
         Kind::Cow { .. } | Kind::Pool { .. } | Kind::Other(_) => {
             Err(Refusal::BadSource { path: source.clone(), reason: "LVM makes no snapshots of it" })

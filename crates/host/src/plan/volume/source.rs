@@ -8,7 +8,11 @@ use crate::lvm::{Change, Group, Volume};
 use crate::names::{LvName, VolumePath};
 use crate::plan::Refusal;
 use crate::plan::capacity::Situation;
-use crate::units::Extents;
+use crate::units::{Bytes, Extents};
+
+/// What a snapshot for a copy keeps at once. A read through a snapshot is divided at this size: LVM's own, 4 KiB, would
+/// make a copy several times slower.
+const CHUNK: Bytes = Bytes::kib(64);
 
 /// The snapshot from which a copy for this volume is made.
 pub(super) fn temporary(target: &LvName) -> Option<LvName> {
@@ -82,7 +86,11 @@ impl<'a> Source<'a> {
     pub(super) fn make_readable(&self, target: &LvName) -> Option<Change> {
         let path = self.reading(target);
         match self.group.volumes.get(&path.volume) {
-            Some(volume) if Facts::of(volume).temporary.is_some() && is_half_made(volume) => {
+            // One that is half made or has overflowed is made again.
+            Some(volume)
+                if Facts::of(volume).temporary.is_some()
+                    && (is_half_made(volume) || volume.has_overflowed()) =>
+            {
                 Some(Change::Remove { path })
             }
             Some(volume) if volume.active => None,
@@ -93,7 +101,8 @@ impl<'a> Source<'a> {
                 Some(match &self.volume.kind {
                     Kind::Thin { .. } => Change::SnapshotThin { origin, name, read_only: true, tags },
                     Kind::Thick(_) | Kind::Cow { .. } | Kind::Pool { .. } | Kind::Other(_) => {
-                        Change::SnapshotThick { origin, name, store: store(self.group, self.volume), tags }
+                        let store = store(self.group, self.volume);
+                        Change::SnapshotThick { origin, name, store, chunk: Some(CHUNK), tags }
                     }
                 })
             }
