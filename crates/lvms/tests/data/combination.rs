@@ -64,11 +64,26 @@ pub(crate) struct Combination {
 const WAYS: [Access; 4] =
     [Access::Filesystem("xfs"), Access::Filesystem("ext4"), Access::Filesystem("btrfs"), Access::Block];
 
+/// Which combinations go together: all, or one of two halves in each of which every layout and every way occurs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    All,
+    OneHalf,
+    OtherHalf,
+}
+
 impl Combination {
-    /// All of a layout.
-    pub(crate) fn of(layout: &Layout) -> [Combination; 4] {
+    /// Those of a layout.
+    pub(crate) fn of(layout: &Layout, which: Which) -> Vec<Combination> {
         let class = layout.class;
-        WAYS.map(|access| Combination { class, access })
+        let row = LAYOUTS.iter().position(|other| other.class == class).unwrap_or_default();
+        let goes = |column: usize| match which {
+            Which::All => true,
+            Which::OneHalf => (row + column).is_multiple_of(2),
+            Which::OtherHalf => !(row + column).is_multiple_of(2),
+        };
+        let ways = WAYS.into_iter().enumerate().filter(|(column, _)| goes(*column));
+        ways.map(|(_, access)| Combination { class, access }).collect()
     }
 
     /// The class into which its snapshot is restored: its own or, where copies of large volumes take too long under

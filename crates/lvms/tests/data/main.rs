@@ -1,5 +1,6 @@
 //! Whatever was acknowledged is there after the power was cut, every byte of it: for every layout and every way of
-//! access, after each step in the life of a volume. All go each step together, so that it costs one boot.
+//! access, after each step in the life of a volume. All go each step together, so that it costs one boot. Each
+//! combination meets one kind of cut in every run, and both when all tests are asked for.
 
 mod combination;
 mod pattern;
@@ -12,7 +13,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use combination::{Combination, DISKS, LAYOUTS, Layout, configuration, make_groups, target};
+use combination::{Combination, DISKS, LAYOUTS, Layout, Which, configuration, make_groups, target};
 use lab_csi::{Access, Client, Code, Driver, Source, proto};
 use lab_test::{Cut, GIB, Lab, Needs, Result, run};
 use pattern::Pattern;
@@ -58,12 +59,12 @@ fn serve(lab: &Lab) -> Result<Driver> {
 }
 
 /// All combinations go a step, a thread for each layout.
-fn go(lab: &Lab, driver: &Driver, step: Step) -> Result {
+fn go(lab: &Lab, driver: &Driver, step: Step, which: Which) -> Result {
     let client = driver.connect()?;
     let (sizes, snapshots) = (&volumes(&client)?, &snapshots(&client)?);
     let of_layout = |layout: &Layout| -> Result {
         let client = &driver.connect()?;
-        for combination in Combination::of(layout) {
+        for combination in Combination::of(layout, which) {
             await_synchronised(lab, layout)?;
             let part = Part { lab, client, combination, sizes, snapshots };
             step(&part).map_err(|error| format!("{}: {error}", combination.name()))?;
@@ -264,12 +265,12 @@ fn look(part: &Part<'_>) -> Result {
     combination.first(&clone).holds(&part.pattern('B'))
 }
 
-fn live(lab: &Lab, cut: Cut) -> Result {
+fn live(lab: &Lab, cut: Cut, which: Which) -> Result {
     let (what, step) = STEPS[usize::try_from(lab.boots())?];
     let began = Instant::now();
     let driver = serve(lab)?;
     println!("# {what}: begins, the driver serves after {:?}", began.elapsed());
-    go(lab, &driver, step).map_err(|error| format!("{what}: {error}"))?;
+    go(lab, &driver, step, which).map_err(|error| format!("{what}: {error}"))?;
     println!("# {what}: ended after {:?}", began.elapsed());
     if usize::try_from(lab.boots())? + 1 < STEPS.len() {
         run("sync", ["-f", "/state"])?;
@@ -279,14 +280,24 @@ fn live(lab: &Lab, cut: Cut) -> Result {
 }
 
 fn every_byte_is_there_after_the_power_was_cut(lab: &Lab) -> Result {
-    live(lab, Cut::Kill)
+    live(lab, Cut::Kill, Which::OneHalf)
 }
 
 fn every_byte_is_there_after_a_cut_that_loses_unflushed_writes(lab: &Lab) -> Result {
-    live(lab, Cut::LoseUnflushed)
+    live(lab, Cut::LoseUnflushed, Which::OtherHalf)
+}
+
+fn every_byte_of_all_combinations_is_there_after_the_power_was_cut(lab: &Lab) -> Result {
+    live(lab, Cut::Kill, Which::All)
+}
+
+fn every_byte_of_all_combinations_is_there_after_a_cut_that_loses_unflushed_writes(lab: &Lab) -> Result {
+    live(lab, Cut::LoseUnflushed, Which::All)
 }
 
 lab_test::main! {
     every_byte_is_there_after_the_power_was_cut: Needs::disks(DISKS, 4 * GIB).without_udev().power_cut(),
     every_byte_is_there_after_a_cut_that_loses_unflushed_writes: Needs::disks(DISKS, 4 * GIB).faults().without_udev().power_cut(),
+    every_byte_of_all_combinations_is_there_after_the_power_was_cut: Needs::disks(DISKS, 4 * GIB).without_udev().power_cut().rarely(),
+    every_byte_of_all_combinations_is_there_after_a_cut_that_loses_unflushed_writes: Needs::disks(DISKS, 4 * GIB).faults().without_udev().power_cut().rarely(),
 }
