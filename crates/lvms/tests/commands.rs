@@ -238,13 +238,13 @@ fn a_pod_killed_in_the_middle_of_a_snapshot_leaves_nothing_suspended(lab: &Lab) 
     let origin = make(&driver.client, "origin", "a")?;
     let node = device("a", &origin);
     fs::create_dir_all(POD)?;
-    fs::write(format!("{POD}/cgroup.procs"), driver.process.id().to_string())?;
+    fs::write(format!("{POD}/cgroup.procs"), driver.running.process.id().to_string())?;
     fs::write("/run/test/slow", "")?;
     let stopped = std::thread::scope(|scope| -> Result<Stopped> {
         let call = scope.spawn(|| second.snapshot("moment", &origin));
         let stopped = Stopped::wait(lab, &node)?;
         fs::write(format!("{POD}/cgroup.kill"), "1")?;
-        driver.process.wait()?;
+        driver.running.process.wait()?;
         assert!(call.join().map_err(|_| "the call panicked")?.is_err());
         Ok(stopped)
     })?;

@@ -3,9 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use lab_csi::{Client, Code, Status};
 use lab_test::{Lab, Result};
@@ -15,11 +14,11 @@ pub(crate) const PROGRAM: &str = "/lab/lvms";
 
 pub(crate) const MIB: i64 = 1 << 20;
 
-/// A driver that runs, and a connection to it. Dropped, it is killed.
+/// A driver that runs, and a connection to it. Dropped, it is killed, and what it has logged is printed.
 pub(crate) struct Driver {
-    pub(crate) process: Child,
+    pub(crate) running: lab_csi::Driver,
     pub(crate) client: Client,
-    socket: PathBuf,
+    log: PathBuf,
 }
 
 impl Driver {
@@ -31,48 +30,32 @@ impl Driver {
     /// Starts one beside others: this name is in all that it has of its own.
     pub(crate) fn start_named(lab: &Lab, name: &str, classes: &str, options: &[&str]) -> Result<Driver> {
         let (configuration, socket) = (place(lab, name, "yaml"), place(lab, name, "sock"));
+        let log = place(lab, name, "log");
         fs::write(&configuration, format!("device-classes:\n{classes}"))?;
-        let mut log = fs::File::options().create(true).append(true).open(place(lab, name, "log"))?;
         let _ = fs::remove_file(&socket);
         let mut command = Command::new(PROGRAM);
         command.arg("standalone").arg("--config").arg(configuration).arg("--endpoint").arg(&socket);
-        command.args(["--node-id", "here"]).args(options).stdin(Stdio::null()).stderr(Stdio::piped());
-        let mut process = command.spawn()?;
-        let said = process.stderr.take().ok_or("the driver has no standard error")?;
-        // Beside what the test does, and in a file for tests that wait for a line.
-        std::thread::spawn(move || {
-            for line in BufReader::new(said).lines().map_while(std::result::Result::ok) {
-                println!("{line}");
-                let _ = writeln!(log, "{line}");
-            }
-        });
-        let served = lab.wait_for("the driver to serve", || {
-            if matches!(process.try_wait(), Ok(Some(_))) {
-                return Some(Err("the driver has ended"));
-            }
-            Client::connect(&socket).ok().map(Ok)
-        });
-        match served.and_then(|client| client.map_err(Into::into)) {
-            Ok(client) => Ok(Driver { process, client, socket }),
-            Err(error) => {
-                let _ = process.kill();
-                let _ = process.wait();
-                Err(error)
-            }
-        }
+        command.args(["--node-id", "here"]).args(options);
+        command.stderr(fs::File::options().create(true).append(true).open(&log)?);
+        let running = lab_csi::Driver::start(&mut command, &socket).inspect_err(|_| print(&log))?;
+        let client = running.connect()?;
+        Ok(Driver { running, client, log })
     }
 
     /// One more connection, for another thread.
     pub(crate) fn connect(&self) -> Result<Client> {
-        Client::connect(&self.socket)
+        self.running.connect()
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        print(&self.log);
     }
+}
+
+fn print(log: &Path) {
+    println!("{}", fs::read_to_string(log).unwrap_or_default());
 }
 
 fn place(lab: &Lab, name: &str, extension: &str) -> PathBuf {

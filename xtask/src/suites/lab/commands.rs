@@ -144,7 +144,7 @@ fn wrong_input() -> Result<()> {
         process::output(&mut command)
     };
     let nothing = |_: &mut Command| {};
-    refused("an unknown suite", "use one of unit, host", &run(&["test", "hots"], &nothing)?)?;
+    refused("an unknown suite", "use one of unit, topolvm", &run(&["test", "hots"], &nothing)?)?;
     refused("no test", "--list", &run(&["test", "unit", "--filter", "no-such-test"], &nothing)?)?;
     refused(
         "a lab that is not up",
