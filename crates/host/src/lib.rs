@@ -1,6 +1,7 @@
 //! This Linux host: its disks, LVM, filesystems and mounts. Knows neither Kubernetes nor gRPC.
 
 pub mod attention;
+pub mod causes;
 pub mod desired;
 pub mod dm;
 pub mod facts;

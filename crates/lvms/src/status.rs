@@ -2,25 +2,11 @@
 
 use lvms_csi::{Error, Kind};
 use lvms_host::NoTurn;
+use lvms_host::causes;
 use lvms_host::lvm::Failure;
 use lvms_host::plan::Refusal;
 use lvms_host::publish::PublishError;
 use lvms_host::volumes;
-
-/// With all its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        let more = source.to_string();
-        // A transparent error repeats its cause.
-        if !text.ends_with(&more) {
-            text += &format!(": {more}");
-        }
-        next = source.source();
-    }
-    text
-}
 
 /// For everything but growth.
 pub(crate) fn of_volumes(error: &volumes::Error) -> Error {
@@ -30,7 +16,7 @@ pub(crate) fn of_volumes(error: &volumes::Error) -> Error {
         volumes::Error::NoTurn(reason) => of_no_turn(reason),
         volumes::Error::Bytes { .. } | volumes::Error::Endless(_) => Kind::Internal,
     };
-    Error::new(kind, chain(error))
+    Error::new(kind, causes::told(error))
 }
 
 /// Too little room for a growth is told as out of range: the user may then ask for less.
@@ -97,5 +83,5 @@ pub(crate) fn of_publish(error: &PublishError) -> Error {
         | PublishError::Differs { .. } => Kind::Precondition,
         PublishError::Probe(_) | PublishError::Tool(..) | PublishError::System { .. } => Kind::Internal,
     };
-    Error::new(kind, chain(error))
+    Error::new(kind, causes::told(error))
 }

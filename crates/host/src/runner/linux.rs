@@ -1,22 +1,24 @@
 //! This host.
 
-use std::collections::BTreeSet;
+mod policy;
+mod suspended;
+
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::group_lock::GroupLock;
+use policy::Fingerprint;
+
 use super::process::{ControlGroup, Finished, Namespaces, ProcessError, Processes, Program};
 use super::{Intent, Progress, Runner, archive, crash, device, shield};
+use crate::causes;
 use crate::dm::{self, Control, Cow, Pool};
 use crate::lvm::answer::Answer;
 use crate::lvm::inventory::{COLUMNS, Disk};
 use crate::lvm::metadata::MetadataError;
-use crate::lvm::system_directory::{self, SystemDirectoryError};
 use crate::lvm::{Change, Failure, Group, Inventory, metadata};
 use crate::names::{VgName, VolumePath};
 use crate::units::Bytes;
@@ -48,9 +50,6 @@ impl Default for Options {
     }
 }
 
-/// The host's own configuration of LVM.
-const THEIRS: &str = "/etc/lvm";
-
 /// This host.
 #[derive(Debug)]
 pub struct Linux {
@@ -62,8 +61,6 @@ pub struct Linux {
     layered: Mutex<Option<Fingerprint>>,
     archive: archive::Archive,
 }
-
-type Fingerprint = Vec<Option<(u64, i64, i64)>>;
 
 impl Linux {
     /// Finds the host around this process.
@@ -123,7 +120,7 @@ impl Linux {
 
     /// Runs lvm2 with these arguments.
     pub fn lvm(&self, arguments: &[String], intent: Intent) -> Result<Answer, Failure> {
-        self.layer().map_err(|error| Failure::Other(chain(&error)))?;
+        self.layer().map_err(|error| Failure::Other(causes::told(&error)))?;
         self.lvm_with(arguments, intent, &self.system_directory())
     }
 
@@ -158,67 +155,6 @@ impl Linux {
         (processes, program)
     }
 
-    /// Writes our system directory if the host's configuration has changed.
-    fn layer(&self) -> Result<(), LayerError> {
-        let mut layered = lock(&self.layered);
-        let files =
-            ["lvm.conf", "lvmlocal.conf", "devices/system.devices"].map(|name| Path::new(THEIRS).join(name));
-        let pids = ["/run/dmeventd.pid", "/run/lvmpolld.pid"].map(PathBuf::from);
-        let now: Fingerprint =
-            self.on_host(|| files.iter().chain(&pids).map(|path| fingerprint(path)).collect())?;
-        if layered.as_ref() == Some(&now) {
-            return Ok(());
-        }
-        let host = self.describe_host()?;
-        let ours = self.system_directory();
-        if self.on_host(|| system_directory::write(Path::new(THEIRS), &ours, &host))?? {
-            tracing::info!(directory = %ours.display(), "LVM's configuration was taken from the host");
-        }
-        *layered = Some(now);
-        Ok(())
-    }
-
-    fn describe_host(&self) -> Result<system_directory::Host, LayerError> {
-        let (dmeventd, lvmpolld) =
-            self.on_host(|| (runs("dmeventd", "dmeventd-server"), runs("lvmpolld", "lvm/lvmpolld.socket")))?;
-        // Old lvm2 does not know devices files, and says so by failing.
-        let text = self.settings(["devices/use_devicesfile", "devices/global_filter"])?.unwrap_or_default();
-        let setting =
-            |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)?.strip_prefix('='));
-        let devices_file = setting("use_devicesfile") == Some("1")
-            && self.on_host(|| Path::new(THEIRS).join("devices/system.devices").exists())?;
-        let filter = setting("global_filter").unwrap_or_default().to_owned();
-        // What LVM takes by default, unless the host says otherwise.
-        let filter = if filter == "[\"a|.*|\"]" { String::new() } else { filter };
-        Ok(system_directory::Host { dmeventd, lvmpolld, filter: (!devices_file).then_some(filter) })
-    }
-
-    /// The host's own settings, as lvm2 prints them; `None` if it does not know one of them.
-    fn settings<const N: usize>(&self, keys: [&str; N]) -> Result<Option<String>, ProcessError> {
-        let words = ["lvmconfig", "--typeconfig", "full"].into_iter().chain(keys).map(str::to_owned);
-        let words: Vec<String> = words.collect();
-        let (processes, program) = self.lvm_program(&words, Intent::Looks, Path::new(THEIRS));
-        Ok(processes.run(&program)?.success(&program).ok().map(|finished| finished.text()))
-    }
-
-    /// Brings devices that were resumed as they had been to what LVM's metadata says.
-    fn refresh(&self, group: &VgName, devices: &[String]) {
-        let volumes: BTreeSet<String> = devices.iter().filter_map(|name| volume_of(group, name)).collect();
-        for volume in volumes {
-            let words = ["lvchange", "--yes", "--refresh", &format!("{group}/{volume}")].map(str::to_owned);
-            if let Err(error) = self.lvm(&words, Intent::Changes) {
-                tracing::warn!(group = %group, volume, %error, "a volume that was suspended cannot be refreshed");
-            }
-        }
-    }
-
-    /// Where LVM's locks are.
-    fn locking_directory(&self) -> PathBuf {
-        let text = self.settings(["global/locking_dir"]).ok().flatten().unwrap_or_default();
-        let configured = text.trim().strip_prefix("locking_dir=").map(|value| value.trim_matches('"'));
-        PathBuf::from(configured.unwrap_or("/run/lock/lvm"))
-    }
-
     fn control(&self) -> io::Result<Control> {
         self.on_host(Control::open)?
     }
@@ -236,7 +172,7 @@ impl Linux {
         // By itself udev reads changed rules a few seconds later.
         let reload = Program::looks(["udevadm", "control", "--reload"], self.options.report_limit);
         if let Err(error) = self.run(&reload).and_then(|finished| finished.success(&reload)) {
-            tracing::warn!(error = chain(&error), "udev cannot be told of its new rule at once");
+            tracing::warn!(error = causes::told(&error), "udev cannot be told of its new rule at once");
         }
         Ok(())
     }
@@ -282,65 +218,8 @@ impl Linux {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-enum LayerError {
-    #[error("the host's files cannot be reached")]
-    Host(#[from] io::Error),
-    #[error("LVM's configuration cannot be layered")]
-    Directory(#[from] SystemDirectoryError),
-    #[error("LVM's configuration cannot be read")]
-    Process(#[from] ProcessError),
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text += &format!(": {source}");
-        next = source.source();
-    }
-    text
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn fingerprint(path: &Path) -> Option<(u64, i64, i64)> {
-    let metadata = fs::metadata(path).ok()?;
-    Some((metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
-}
-
-/// What a device-mapper name begins with, for all devices of a group.
-fn prefix(group: &VgName) -> String {
-    format!("{}-", group.as_str().replace('-', "--"))
-}
-
-/// The volume to which a device of a group belongs, without the layers beneath it.
-fn volume_of(group: &VgName, device: &str) -> Option<String> {
-    // One dash divides, two are one of a name.
-    let name = device.strip_prefix(&prefix(group))?.replace("--", "\0");
-    let name = name.split('-').next()?.replace('\0', "-");
-    let parts = ["_tdata", "_tmeta", "_rimage_", "_rmeta_"];
-    let end = parts.iter().filter_map(|part| name.find(part)).min().unwrap_or(name.len());
-    Some(name[..end].to_owned())
-}
-
-/// How deep a device lies beneath what people use: whoever resumes a pool reads from its parts.
-fn layer(name: &str) -> u8 {
-    let parts = ["_tdata", "_tmeta", "_rimage_", "_rmeta_", "-real", "-cow"];
-    if parts.iter().any(|part| name.contains(part)) { 2 } else { u8::from(name.ends_with("-tpool")) }
-}
-
-/// Whether a daemon of LVM's runs on the host, or is started by systemd when it is spoken to.
-fn runs(daemon: &str, socket: &str) -> bool {
-    let pid =
-        fs::read_to_string(format!("/run/{daemon}.pid")).ok().and_then(|pid| pid.trim().parse::<u32>().ok());
-    let alive = pid.is_some_and(|pid| {
-        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == daemon)
-    });
-    let by_systemd = Path::new("/run/systemd/system").exists() && Path::new("/run").join(socket).exists();
-    alive || by_systemd
 }
 
 /// A control group of the host's for our children: the end of our own group, by a pod's removal or a service's stop,
@@ -366,7 +245,7 @@ impl Runner for Linux {
         }
         words.extend(group.map(VgName::to_string));
         let answer = self.lvm(&words, Intent::Looks)?;
-        Inventory::read(&answer).map_err(|error| Failure::Other(chain(&error)))
+        Inventory::read(&answer).map_err(|error| Failure::Other(causes::told(&error)))
     }
 
     fn sequence_number(&self, group: &Group) -> Option<u64> {
@@ -428,42 +307,11 @@ impl Runner for Linux {
     }
 
     fn suspended(&self, group: &VgName) -> io::Result<Vec<String>> {
-        let control = self.control()?;
-        let prefix = prefix(group);
-        let mut suspended = Vec::new();
-        for name in control.names()? {
-            // Between a group and a volume stands one dash; two belong to the group's name.
-            let ours = name.strip_prefix(&prefix).is_some_and(|rest| !rest.starts_with('-'));
-            if ours && control.device(&name)?.is_some_and(|device| device.suspended) {
-                suspended.push(name);
-            }
-        }
-        suspended.sort_by_key(|name| std::cmp::Reverse(layer(name)));
-        Ok(suspended)
+        self.suspended_devices(group)
     }
 
     fn recover(&self, group: &VgName) -> io::Result<Vec<String>> {
-        if self.suspended(group)?.is_empty() {
-            return Ok(Vec::new());
-        }
-        let directory = self.locking_directory();
-        let Some(alone) = self.on_host(|| GroupLock::try_take(&directory, group))?? else {
-            tracing::info!(group = %group, "an LVM command works in the group: what it has suspended is left to it");
-            return Ok(Vec::new());
-        };
-        let control = self.control()?;
-        let resumed = self.suspended(group)?;
-        for name in &resumed {
-            crash::point("resume", "before");
-            // What was to come may lead to devices that were never finished.
-            control.clear(name)?;
-            control.resume(name)?;
-            crash::point("resume", "after");
-            tracing::warn!(device = name, "a suspended device goes on");
-        }
-        drop(alone);
-        self.refresh(group, &resumed);
-        Ok(resumed)
+        self.resume_suspended(group)
     }
 
     fn zero(&self, volume: &VolumePath, from: Bytes, to: Bytes, progress: Progress<'_>) -> io::Result<()> {
@@ -489,26 +337,5 @@ impl Runner for Linux {
         let done = self.on_host(|| device::copy(&source, &target, length, dirty, progress))?;
         crash::point("copy", "after");
         done
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_device_is_known_by_its_volume_whatever_layer_it_is() {
-        let group = VgName::parse("my-vg").unwrap();
-        for (device, volume) in [
-            ("my--vg-a", Some("a")),
-            ("my--vg-a--b-real", Some("a-b")),
-            ("my--vg-a--b-cow", Some("a-b")),
-            ("my--vg-pool-tpool", Some("pool")),
-            ("my--vg-pool_tmeta", Some("pool")),
-            ("my--vg-r_rimage_0", Some("r")),
-            ("other-a", None),
-        ] {
-            assert_eq!(volume_of(&group, device).as_deref(), volume, "{device}");
-        }
     }
 }

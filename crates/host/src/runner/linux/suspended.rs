@@ -1,0 +1,104 @@
+//! Devices that a command has suspended and did not resume.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use super::Linux;
+use crate::names::VgName;
+use crate::runner::group_lock::GroupLock;
+use crate::runner::{Intent, crash};
+
+impl Linux {
+    pub(super) fn suspended_devices(&self, group: &VgName) -> io::Result<Vec<String>> {
+        let control = self.control()?;
+        let prefix = prefix(group);
+        let mut suspended = Vec::new();
+        for name in control.names()? {
+            // Between a group and a volume stands one dash; two belong to the group's name.
+            let ours = name.strip_prefix(&prefix).is_some_and(|rest| !rest.starts_with('-'));
+            if ours && control.device(&name)?.is_some_and(|device| device.suspended) {
+                suspended.push(name);
+            }
+        }
+        suspended.sort_by_key(|name| std::cmp::Reverse(layer(name)));
+        Ok(suspended)
+    }
+
+    /// They go on, unless somebody else's command is at work in the group.
+    pub(super) fn resume_suspended(&self, group: &VgName) -> io::Result<Vec<String>> {
+        if self.suspended_devices(group)?.is_empty() {
+            return Ok(Vec::new());
+        }
+        let directory = self.locking_directory();
+        let Some(alone) = self.on_host(|| GroupLock::try_take(&directory, group))?? else {
+            tracing::info!(group = %group, "an LVM command works in the group: what it has suspended is left to it");
+            return Ok(Vec::new());
+        };
+        let control = self.control()?;
+        let resumed = self.suspended_devices(group)?;
+        for name in &resumed {
+            crash::point("resume", "before");
+            // What was to come may lead to devices that were never finished.
+            control.clear(name)?;
+            control.resume(name)?;
+            crash::point("resume", "after");
+            tracing::warn!(device = name, "a suspended device goes on");
+        }
+        drop(alone);
+        self.refresh(group, &resumed);
+        Ok(resumed)
+    }
+
+    /// Brings devices that were resumed as they had been to what LVM's metadata says.
+    fn refresh(&self, group: &VgName, devices: &[String]) {
+        let volumes: BTreeSet<String> = devices.iter().filter_map(|name| volume_of(group, name)).collect();
+        for volume in volumes {
+            let words = ["lvchange", "--yes", "--refresh", &format!("{group}/{volume}")].map(str::to_owned);
+            if let Err(error) = self.lvm(&words, Intent::Changes) {
+                tracing::warn!(group = %group, volume, %error, "a volume that was suspended cannot be refreshed");
+            }
+        }
+    }
+}
+
+/// What a device-mapper name begins with, for all devices of a group.
+fn prefix(group: &VgName) -> String {
+    format!("{}-", group.as_str().replace('-', "--"))
+}
+
+/// The volume to which a device of a group belongs, without the layers beneath it.
+fn volume_of(group: &VgName, device: &str) -> Option<String> {
+    // One dash divides, two are one of a name.
+    let name = device.strip_prefix(&prefix(group))?.replace("--", "\0");
+    let name = name.split('-').next()?.replace('\0', "-");
+    let parts = ["_tdata", "_tmeta", "_rimage_", "_rmeta_"];
+    let end = parts.iter().filter_map(|part| name.find(part)).min().unwrap_or(name.len());
+    Some(name[..end].to_owned())
+}
+
+/// How deep a device lies beneath what people use: whoever resumes a pool reads from its parts.
+fn layer(name: &str) -> u8 {
+    let parts = ["_tdata", "_tmeta", "_rimage_", "_rmeta_", "-real", "-cow"];
+    if parts.iter().any(|part| name.contains(part)) { 2 } else { u8::from(name.ends_with("-tpool")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_known_by_its_volume_whatever_layer_it_is() {
+        let group = VgName::parse("my-vg").unwrap();
+        for (device, volume) in [
+            ("my--vg-a", Some("a")),
+            ("my--vg-a--b-real", Some("a-b")),
+            ("my--vg-a--b-cow", Some("a-b")),
+            ("my--vg-pool-tpool", Some("pool")),
+            ("my--vg-pool_tmeta", Some("pool")),
+            ("my--vg-r_rimage_0", Some("r")),
+            ("other-a", None),
+        ] {
+            assert_eq!(volume_of(&group, device).as_deref(), volume, "{device}");
+        }
+    }
+}
