@@ -9,7 +9,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lab_protocol::agent::Ended;
 use lab_protocol::disk::{Disk, GIB};
-use lab_protocol::needs::Surroundings;
 
 use super::{Choice, Results, Suite};
 use crate::guest::{Guest, Spec};
@@ -19,8 +18,7 @@ use crate::{driver, process};
 /// Capabilities that lvms lacks on purpose; csi-sanity skips their specs by itself.
 const SKIPPED: &str = include_str!("sanity/skipped.txt");
 
-/// With udev on the host or without, under which an emulated guest is twice as quick.
-const CLASSES: [(&str, bool); 4] = [("thick", true), ("thin", true), ("striped", false), ("raid1", false)];
+const CLASSES: [&str; 4] = ["thick", "thin", "striped", "raid1"];
 const ACCESS: [&str; 2] = ["mount", "block"];
 
 /// It makes some dozens of volumes, and an emulated guest is slow.
@@ -40,39 +38,35 @@ fn name(class: &str, access: &str) -> String {
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    CLASSES.iter().flat_map(|(class, _)| ACCESS.map(|access| name(class, access))).collect()
+    CLASSES.iter().flat_map(|class| ACCESS.map(|access| name(class, access))).collect()
 }
 
 /// Starts the driver in a guest, and runs csi-sanity there.
 pub(crate) fn run(lab: &Arc<Lab>, choice: &Choice, results: &mut Results) -> Result<()> {
     let suite = Suite::Sanity.name();
-    let mut running: Option<(bool, Arc<Guest>)> = None;
-    for ((class, udev), access) in CLASSES.iter().flat_map(|class| ACCESS.map(|access| (class, access))) {
+    let mut guest = None;
+    for (class, access) in CLASSES.iter().flat_map(|class| ACCESS.map(|access| (class, access))) {
         let name = name(class, access);
         if !choice.matches(&name) || !choice.claim(suite, &name)? {
             continue;
         }
         results.run(suite, &name, || {
-            // The other one goes first: memory is dear.
-            running = running.take().filter(|(with, _)| with == udev);
-            let (_, guest) = match &running {
-                Some(running) => running,
-                None => running.insert((*udev, start(lab, *udev)?)),
+            let guest = match &guest {
+                Some(guest) => guest,
+                None => guest.insert(start(lab)?),
             };
-            let ran = sanity(guest, class, access);
-            driver::keep_log(guest, &format!("lvms-standalone-{class}.log"));
-            ran
+            sanity(guest, class, access)
         });
+    }
+    if let Some(guest) = guest {
+        driver::keep_log(&guest, "lvms-standalone.log");
     }
     Ok(())
 }
 
-fn start(lab: &Arc<Lab>, udev: bool) -> Result<Arc<Guest>> {
-    let name = if udev { "sanity" } else { "sanity-without-udev" };
-    let disks = (0..6).map(|number| lab.new_disk(Disk::new(4 * GIB).serial(&format!("{name}-{number}"))));
-    let surroundings = Surroundings { udev, ..Surroundings::default() };
-    let spec = Spec { surroundings, ..Spec::new(name) };
-    let guest = Guest::boot(lab, spec, disks.collect::<Result<_>>()?)?;
+fn start(lab: &Arc<Lab>) -> Result<Arc<Guest>> {
+    let disks = (0..6).map(|number| lab.new_disk(Disk::new(4 * GIB).serial(&format!("sanity-{number}"))));
+    let guest = Guest::boot(lab, Spec::new("sanity"), disks.collect::<Result<_>>()?)?;
     guest
         .script(
             "vgcreate thick /dev/sda
