@@ -44,6 +44,7 @@ pub struct Device {
 }
 
 const LIST_DEVICES: u8 = 2;
+const DEV_REMOVE: u8 = 4;
 const DEV_SUSPEND: u8 = 6;
 const DEV_WAIT: u8 = 8;
 const TABLE_CLEAR: u8 = 10;
@@ -87,6 +88,12 @@ impl Control {
     /// Throws away mappings that were loaded and are not in force yet.
     pub(crate) fn clear(&self, name: &str) -> io::Result<()> {
         self.call(TABLE_CLEAR, name, 0, 0)?;
+        Ok(())
+    }
+
+    /// Removes a device that nobody has open.
+    pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
+        self.call(DEV_REMOVE, name, 0, 0)?;
         Ok(())
     }
 

@@ -11,17 +11,21 @@ use crate::runner::{Intent, crash};
 impl Linux {
     pub(super) fn suspended_devices(&self, group: &VgName) -> io::Result<Vec<String>> {
         let control = self.control()?;
-        let prefix = prefix(group);
         let mut suspended = Vec::new();
-        for name in control.names()? {
-            // Between a group and a volume stands one dash; two belong to the group's name.
-            let ours = name.strip_prefix(&prefix).is_some_and(|rest| !rest.starts_with('-'));
-            if ours && control.device(&name)?.is_some_and(|device| device.suspended) {
+        for name in self.devices_of(group)? {
+            if control.device(&name)?.is_some_and(|device| device.suspended) {
                 suspended.push(name);
             }
         }
         suspended.sort_by_key(|name| std::cmp::Reverse(layer(name)));
         Ok(suspended)
+    }
+
+    fn devices_of(&self, group: &VgName) -> io::Result<Vec<String>> {
+        let prefix = prefix(group);
+        // Between a group and a volume stands one dash; two belong to the group's name.
+        let ours = |name: &String| name.strip_prefix(&prefix).is_some_and(|rest| !rest.starts_with('-'));
+        Ok(self.control()?.names()?.into_iter().filter(ours).collect())
     }
 
     /// They go on, unless somebody else's command is at work in the group.
@@ -36,17 +40,31 @@ impl Linux {
         };
         let control = self.control()?;
         let resumed = self.suspended_devices(group)?;
+        // What was to come is thrown away, and with it what nobody needs then: devices that were never finished.
+        let mut devices = self.devices_of(group)?;
+        devices.sort_by_key(|name| layer(name));
+        for name in &devices {
+            control.clear(name)?;
+        }
+        let mut done = Ok(());
+        for name in &devices {
+            if control.device(name)?.is_some_and(|device| device.targets.is_empty()) {
+                tracing::warn!(device = name, "a device that was never finished is removed");
+                done = done.and(control.remove(name));
+            }
+        }
         for name in &resumed {
             crash::point("resume", "before");
-            // What was to come may lead to devices that were never finished.
-            control.clear(name)?;
-            control.resume(name)?;
+            // One that cannot go on does not hold the others up.
+            if control.device(name)?.is_some_and(|device| device.suspended && !device.targets.is_empty()) {
+                done = done.and(control.resume(name));
+                tracing::warn!(device = name, "a suspended device goes on");
+            }
             crash::point("resume", "after");
-            tracing::warn!(device = name, "a suspended device goes on");
         }
         drop(alone);
         self.refresh(group, &resumed);
-        Ok(resumed)
+        done.map(|()| resumed)
     }
 
     /// Brings devices that were resumed as they had been to what LVM's metadata says.
