@@ -91,7 +91,10 @@ mod tests {
         calls
             .iter()
             .map(|call| format!("{call}("))
-            .chain(["ioctl::ioctl".to_owned(), ".resume(".to_owned()])
+            .chain(
+                ["ioctl::ioctl", ".resume(", "control.clear(", "control.remove(", "SYS_clone3"]
+                    .map(str::to_owned),
+            )
             .collect()
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use driver::{Driver, MIB, PROGRAM, device, refused};
 use lab_csi::{Access, Client, Code};
-use lab_test::{GIB, Lab, Needs, Result, run};
+use lab_test::{GIB, Lab, Needs, Result, fails, run};
 
 const TWO_GROUPS: &str = "
   - {name: a, volume-group: a, spare-gb: 0, default: true}
@@ -216,6 +216,14 @@ fn a_command_killed_with_a_device_suspended_leaves_nothing_suspended(lab: &Lab) 
     })?;
     assert_eq!(suspended()?, "");
     run("dd", ["if=/dev/urandom", &format!("of={}", node.display()), "bs=1M", "count=8", "oflag=direct"])?;
+    // It is a snapshot, and not what lvm2 makes before: it has the moment's bytes when the origin has others.
+    let snapshot = client.snapshot("moment", &origin)?;
+    assert!(snapshot.ready_to_use);
+    assert_eq!(run("lvs", ["--noheadings", "-o", "origin", &format!("a/{}", snapshot.snapshot_id)])?, origin);
+    let moment = device("a", &snapshot.snapshot_id);
+    run("cmp", [&node, &moment])?;
+    run("dd", ["if=/dev/urandom", &format!("of={}", node.display()), "bs=1M", "count=1", "oflag=direct"])?;
+    fails("cmp", [&node, &moment])?;
     Ok(())
 }
 

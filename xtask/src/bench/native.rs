@@ -24,11 +24,11 @@ set -e
 image=$1 share=$2 ours=$3 bare=$5
 mkdir -p native
 mount -t tmpfs tmpfs native
-mkdir native/image native/upper native/work native/root
+mkdir native/image native/upper native/work native/tree
 mount -o loop,ro "$image" native/image
-mount -t overlay -o lowerdir=native/image,upperdir=native/upper,workdir=native/work overlay native/root
-mount --bind "$share" native/root/lab
-cd native/root
+mount -t overlay -o lowerdir=native/image,upperdir=native/upper,workdir=native/work overlay native/tree
+mount --bind "$share" native/tree/lab
+cd native/tree
 mount -t proc proc proc
 mount -t sysfs -o ro sysfs sys
 mount -t cgroup2 cgroup2 sys/fs/cgroup || true

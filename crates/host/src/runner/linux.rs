@@ -225,9 +225,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A control group of the host's for our children: the end of our own group, by a pod's removal or a service's stop,
 /// must not kill a command in the middle of a change. Without the unified hierarchy there is none.
 fn control_group() -> Option<ControlGroup> {
-    let root = ["/proc/1/root/sys/fs/cgroup", "/sys/fs/cgroup"]
+    /// The host's root, as the kernel shows it to a pod that sees the host's processes.
+    const OF_THE_HOST: &str = "/proc/1/root";
+    let root = [OF_THE_HOST, "/"]
+        .map(|root| Path::new(root).join("sys/fs/cgroup"))
         .into_iter()
-        .map(Path::new)
         .find(|root| root.join("cgroup.procs").exists())?;
     let group = root.join("lvms");
     if !group.exists() {

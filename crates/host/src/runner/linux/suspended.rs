@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 use super::Linux;
+use crate::dm::Device;
 use crate::names::VgName;
 use crate::runner::group_lock::GroupLock;
 use crate::runner::{Intent, crash};
@@ -17,7 +18,7 @@ impl Linux {
                 suspended.push(name);
             }
         }
-        suspended.sort_by_key(|name| std::cmp::Reverse(layer(name)));
+        suspended.sort_by_key(|name| std::cmp::Reverse(depth(name)));
         Ok(suspended)
     }
 
@@ -40,16 +41,16 @@ impl Linux {
         };
         let control = self.control()?;
         let resumed = self.suspended_devices(group)?;
-        // What was to come is thrown away, and with it what nobody needs then: devices that were never finished.
+        // What was to come is thrown away, and with it what nobody needs then.
         let mut devices = self.devices_of(group)?;
-        devices.sort_by_key(|name| layer(name));
+        devices.sort_by_key(|name| depth(name));
         for name in &devices {
             control.clear(name)?;
         }
         let mut done = Ok(());
         for name in &devices {
-            if control.device(name)?.is_some_and(|device| device.targets.is_empty()) {
-                tracing::warn!(device = name, "a device that was never finished is removed");
+            if control.device(name)?.is_some_and(|device| is_left_over(name, &device)) {
+                tracing::warn!(device = name, "a device that was left over is removed");
                 done = done.and(control.remove(name));
             }
         }
@@ -79,6 +80,12 @@ impl Linux {
     }
 }
 
+/// Whether a device was never finished, or is the part of a snapshot on which nothing lies: LVM would not find it.
+fn is_left_over(name: &str, device: &Device) -> bool {
+    let is_part = name.ends_with("-cow") || name.ends_with("-real");
+    device.targets.is_empty() || (is_part && device.open == 0)
+}
+
 /// What a device-mapper name begins with, for all devices of a group.
 fn prefix(group: &VgName) -> String {
     format!("{}-", group.as_str().replace('-', "--"))
@@ -95,7 +102,7 @@ fn volume_of(group: &VgName, device: &str) -> Option<String> {
 }
 
 /// How deep a device lies beneath what people use: whoever resumes a pool reads from its parts.
-fn layer(name: &str) -> u8 {
+fn depth(name: &str) -> u8 {
     let parts = ["_tdata", "_tmeta", "_rimage_", "_rmeta_", "-real", "-cow"];
     if parts.iter().any(|part| name.contains(part)) { 2 } else { u8::from(name.ends_with("-tpool")) }
 }
