@@ -12,17 +12,16 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use look::present;
 use thiserror::Error;
 use tokio::sync::watch;
 
 use crate::desired::DeviceClass;
 use crate::facts::Facts;
-use crate::lvm::inventory::Kind;
+use crate::lvm::inventory::{Disk, Kind};
 use crate::lvm::shape::Shape;
 use crate::lvm::{Change, Failure, Inventory, Volume};
 use crate::names::{LvName, VgName, VolumePath};
-use crate::plan::capacity::{Situation, complete};
+use crate::plan::capacity::{Situation, complete, without};
 use crate::plan::volume::{self, Wish};
 use crate::plan::{Next, Refusal, Step};
 use crate::queue::{NoTurn, Queue, Stuck};
@@ -264,7 +263,8 @@ impl<R: Runner> Volumes<R> {
             inventory = self.inventory();
         }
         if let Some(group) = inventory.groups.get(&class.group) {
-            present(group)?;
+            // A disk may have gone since LVM was asked.
+            without(group, Disk::is_gone)?;
         }
         let pool = |pool: &VolumePath| self.runner.pool(pool).ok().flatten();
         Situation { inventory: &inventory, pool: &pool }.largest(class, options)
@@ -377,7 +377,7 @@ impl<R: Runner> Volumes<R> {
         match self.runner.change(change) {
             Ok(()) => {
                 self.follow(&group, change);
-                self.keep(&group)
+                if change.is_written() { self.keep(&group) } else { Ok(()) }
             }
             Err(Failure::Stuck { pid, program, limit, rest }) => {
                 tracing::error!(group = %group, pid, program, "a command does not end: its volume group waits for it");

@@ -1,7 +1,7 @@
 //! How a thick volume lies on disks, from the options given to lvcreate: how many disks it needs, what it takes of
 //! each, and how large it can be.
 
-use super::inventory::{Disk, Group, Layout};
+use super::inventory::{Group, Layout};
 use crate::units::Extents;
 
 /// The shape of a volume.
@@ -111,7 +111,7 @@ impl Shape {
         if self.disks == 1 {
             return usable;
         }
-        let free = group.disks.iter().map(|disk| Disk::free(disk).0).collect();
+        let free = group.disks.iter().map(|disk| disk.free().0).collect();
         Extents(self.placed_by_lvm(free).min(usable.0 / self.disks))
     }
 
@@ -120,14 +120,13 @@ impl Shape {
     /// part of one piece must not get a part of another where they shall survive each other.
     fn placed_by_lvm(self, mut free: Vec<u64>) -> u64 {
         let count = usize::try_from(self.disks).unwrap_or(usize::MAX);
-        let redundant = self.metadata > Extents::ZERO;
         let (mut placed, mut taken) = (0, Vec::new());
         loop {
             let mut order: Vec<usize> = (0..free.len()).filter(|disk| free[*disk] > 0).collect();
             order.sort_by_key(|disk| std::cmp::Reverse(free[*disk]));
             order.truncate(count);
             let again = order.iter().filter(|disk| taken.contains(*disk)).count();
-            if order.len() < count || (redundant && again > 1) {
+            if order.len() < count || (self.is_redundant() && again > 1) {
                 return placed;
             }
             let length = order.iter().map(|disk| free[*disk]).min().unwrap_or_default();

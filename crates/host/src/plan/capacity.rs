@@ -18,7 +18,12 @@ const ROOM_FOR_ONE: Bytes = Bytes::kib(4);
 
 /// Whether all disks of a group are there. A change without one of them would mark it as lost.
 pub(crate) fn complete(group: &Group) -> Result<(), Refusal> {
-    let disks: Vec<String> = group.missing().map(Disk::told).collect();
+    without(group, |disk| disk.missing)
+}
+
+/// Refuses if a group has disks that are like this.
+pub(crate) fn without(group: &Group, lost: impl Fn(&Disk) -> bool) -> Result<(), Refusal> {
+    let disks: Vec<String> = group.disks.iter().filter(|disk| lost(disk)).map(Disk::told).collect();
     if disks.is_empty() { Ok(()) } else { Err(Refusal::DisksMissing { group: group.name.clone(), disks }) }
 }
 

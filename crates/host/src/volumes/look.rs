@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Error, Volumes};
-use crate::lvm::inventory::Disk;
 use crate::lvm::{Change, Failure, Group, model};
 use crate::names::VgName;
-use crate::plan::Refusal;
 use crate::queue::NoTurn;
 use crate::runner::Runner;
 
@@ -100,12 +98,6 @@ impl<R: Runner> Volumes<R> {
             }),
         }
     }
-}
-
-/// Whether no disk has gone since LVM was asked.
-pub(super) fn present(group: &Group) -> Result<(), Refusal> {
-    let disks: Vec<String> = group.disks.iter().filter(|disk| disk.is_gone()).map(Disk::told).collect();
-    if disks.is_empty() { Ok(()) } else { Err(Refusal::DisksMissing { group: group.name.clone(), disks }) }
 }
 
 #[cfg(test)]
