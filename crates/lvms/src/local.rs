@@ -23,7 +23,7 @@ use lvms_host::units::Bytes;
 use lvms_host::volumes::Volumes as Engine;
 use uuid::Uuid;
 
-use self::known::{Found, all, class, class_of, find, not_found, options_for, source_of};
+use self::known::{Found, all, class, class_of, find, named, options_for, source_of, unknown};
 use crate::configuration::Configuration;
 use crate::status;
 
@@ -146,8 +146,7 @@ impl Volumes for LocalVolumes {
                     Source::Volume(id) => ("volume", id, false),
                 };
                 let field = format!("volume_content_source.{kind}");
-                let found = find(desired, &inventory, id, is_snapshot)
-                    .ok_or_else(|| not_found(desired, &inventory, &field, id))?;
+                let found = named(desired, &inventory, &field, id, is_snapshot)?;
                 if is_snapshot && !snapshot(engine, &found).ready {
                     let message = format!(
                         "{field}: {id} has overflowed, or was not finished, and its bytes are lost: delete it"
@@ -185,8 +184,7 @@ impl Volumes for LocalVolumes {
 
     async fn get(&self, id: &str) -> Result<Volume, Error> {
         let (inventory, desired) = (self.engine.inventory(), self.configuration.desired());
-        let found = find(&desired, &inventory, id, false)
-            .ok_or_else(|| not_found(&desired, &inventory, "volume_id", id))?;
+        let found = named(&desired, &inventory, "volume_id", id, false)?;
         Ok(volume(&self.engine, &found))
     }
 
@@ -200,8 +198,7 @@ impl Volumes for LocalVolumes {
         let id = id.to_owned();
         self.blocking(move |engine, desired| {
             let inventory = engine.inventory();
-            let found = find(desired, &inventory, &id, false)
-                .ok_or_else(|| not_found(desired, &inventory, "volume_id", &id))?;
+            let found = named(desired, &inventory, "volume_id", &id, false)?;
             let class = class_of(desired, &found)?;
             let grown = engine.grow(class, &found.path, Bytes(size.required), Some(deadline));
             let grown = grown.map_err(|error| status::of_growth(&error))?;
@@ -245,8 +242,7 @@ impl Volumes for LocalVolumes {
                     format!("a snapshot with the name {name:?} is there already, of another volume");
                 return Err(Error::new(Kind::AlreadyExists, message));
             }
-            let origin = find(desired, &inventory, &source, false);
-            let origin = origin.ok_or_else(|| not_found(desired, &inventory, "source_volume_id", &source))?;
+            let origin = named(desired, &inventory, "source_volume_id", &source, false)?;
             let class = class_of(desired, &origin)?;
             let facts = facts(&origin.facts);
             let made = engine.snapshot(class, &origin.path, &id, &facts, Some(deadline));
@@ -271,8 +267,7 @@ impl Volumes for LocalVolumes {
     async fn publish(&self, request: Publish, deadline: Instant) -> Result<(), Error> {
         self.blocking(move |engine, desired| {
             let inventory = engine.inventory();
-            let found = find(desired, &inventory, &request.id, false);
-            let found = found.ok_or_else(|| not_found(desired, &inventory, "volume_id", &request.id))?;
+            let found = named(desired, &inventory, "volume_id", &request.id, false)?;
             if request.access.mode == Mode::SingleWriter {
                 is_alone(engine, &found.path, &request.target)?;
             }
@@ -310,8 +305,7 @@ impl Volumes for LocalVolumes {
     async fn stats(&self, id: &str, path: PathBuf) -> Result<Stats, Error> {
         let desired = self.configuration.desired();
         let inventory = self.engine.inventory();
-        let found = find(&desired, &inventory, id, false)
-            .ok_or_else(|| not_found(&desired, &inventory, "volume_id", id))?;
+        let found = named(&desired, &inventory, "volume_id", id, false)?;
         let condition = told(self.engine.condition(&found.path));
         let not_answering = || {
             let message = format!("volume_path: the filesystem on {} does not answer", path.display());
@@ -339,8 +333,7 @@ impl Volumes for LocalVolumes {
         let id = id.to_owned();
         self.blocking(move |engine, desired| {
             let inventory = engine.inventory();
-            let found = find(desired, &inventory, &id, false)
-                .ok_or_else(|| not_found(desired, &inventory, "volume_id", &id))?;
+            let found = named(desired, &inventory, "volume_id", &id, false)?;
             if !is_published(engine, &found.path, &path)? {
                 return Err(Error::new(
                     Kind::NotFound,
@@ -363,15 +356,13 @@ impl LocalVolumes {
                 // That it is gone is known only when every group was looked at.
                 for group in desired.groups() {
                     engine.look(group).map_err(|error| status::of_volumes(&error))?;
-                    if !engine.inventory().groups.contains_key(group) {
-                        let message =
-                            format!("volume group {group} is not there: whether {id} is in it is not known");
-                        return Err(Error::new(Kind::Precondition, message));
-                    }
                 }
             }
             let inventory = engine.inventory();
-            let Some(found) = find(desired, &inventory, &id, is_snapshot) else { return Ok(()) };
+            let Some(found) = find(desired, &inventory, &id, is_snapshot) else {
+                let field = if is_snapshot { "snapshot_id" } else { "volume_id" };
+                return unknown(desired, &inventory, field, &id).map_or(Ok(()), Err);
+            };
             engine.remove(&found.path, Some(deadline)).map_err(|error| status::of_volumes(&error))
         })
         .await

@@ -45,16 +45,25 @@ pub(super) fn find<'a>(
     all(desired, inventory).find(|found| found.path.volume.as_str() == id && found.facts.snapshot == snapshot)
 }
 
-/// What is not found may be in a group that is not there: that it does not exist is not known then.
-pub(super) fn not_found(desired: &Desired, inventory: &Inventory, field: &str, id: &str) -> Error {
-    match desired.groups().into_iter().find(|group| !inventory.groups.contains_key(*group)) {
-        Some(group) => {
-            let message =
-                format!("{field}: volume group {group} is not there: whether {id:?} is in it is not known");
-            Error::new(Kind::Precondition, message)
-        }
+/// The volume, or the snapshot, that a field of a request names.
+pub(super) fn named<'a>(
+    desired: &'a Desired,
+    inventory: &'a Inventory,
+    field: &str,
+    id: &str,
+    snapshot: bool,
+) -> Result<Found<'a>, Error> {
+    find(desired, inventory, id, snapshot).ok_or_else(|| match unknown(desired, inventory, field, id) {
+        Some(error) => error,
         None => Error::new(Kind::NotFound, format!("{field}: there is no {id:?}")),
-    }
+    })
+}
+
+/// What is not found may be in a group that is not there: that it does not exist is not known then.
+pub(super) fn unknown(desired: &Desired, inventory: &Inventory, field: &str, id: &str) -> Option<Error> {
+    let group = desired.groups().into_iter().find(|group| !inventory.groups.contains_key(*group))?;
+    let message = format!("{field}: volume group {group} is not there: whether {id:?} is in it is not known");
+    Some(Error::new(Kind::Precondition, message))
 }
 
 /// The class that a volume belongs to by where it lies.
