@@ -5,18 +5,16 @@ mod stage;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::sync::Arc;
 
 use lab_test::{Error, Fault, GIB, Lab, MIB, Needs, Result, fails, run};
+use lvms_host::desired::DeviceClass;
 use lvms_host::facts::Facts;
 use lvms_host::filesystem::{Filesystem, NotMountable};
 use lvms_host::names::{LvName, VgName};
 use lvms_host::plan::Refusal;
-use lvms_host::plan::volume::Wish;
 use lvms_host::publish::{Access, PublishError};
-use lvms_host::runner::{Linux, Options};
 use lvms_host::units::Bytes;
-use lvms_host::volumes::{self, Volumes};
+use lvms_host::volumes;
 use stage::*;
 
 fn size_of(target: &Path) -> Result<u64> {
@@ -181,7 +179,7 @@ fn block_devices_never_show_former_bytes(lab: &Lab) -> Result {
 fn raid_volumes_in_use_as_block_devices_grow_and_never_show_former_bytes(lab: &Lab) -> Result {
     fill_with_former_bytes(lab)?;
     run("vgcreate", ["vg"].into_iter().chain(lab.disks().iter().map(String::as_str)))?;
-    let engine = Volumes::open(Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?;
+    let engine = open()?;
     let block = Access::Block { read_only: false };
     for options in [
         &["--type=raid1", "-m1"][..],
@@ -189,16 +187,9 @@ fn raid_volumes_in_use_as_block_devices_grow_and_never_show_former_bytes(lab: &L
         &["--type=raid5", "-i2"],
         &["--type=raid6", "-i3"],
     ] {
-        let class = class(false)?;
-        let wish = Wish {
-            name: LvName::parse("v")?,
-            class: &class,
-            options: options.iter().map(|option| (*option).to_owned()).collect(),
-            size: Bytes::mib(24),
-            limit: None,
-            facts: Facts { name: Some("v".to_owned()), block: true, ..Facts::default() },
-            source: None,
-        };
+        let words = options.iter().map(|option| (*option).to_owned()).collect();
+        let class = DeviceClass { options: words, ..class(false)? };
+        let wish = wish(&class, "v", Bytes::mib(24), true)?;
         engine.create(&wish, None)?;
         let volume = path("v")?;
         let at = publish(&engine, &volume, "v", &block)?;

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use lab_test::{Cut, Disk, Fault, GIB, Lab, MIB, Needs, Result, run};
+use lvms_host::desired::DeviceClass;
 use lvms_host::facts::Facts;
 use lvms_host::filesystem::Filesystem;
 use lvms_host::names::{LvName, VgName};
@@ -13,7 +14,7 @@ use lvms_host::plan::Refusal;
 use lvms_host::publish::Access;
 use lvms_host::runner::{Intent, Linux, Options};
 use lvms_host::units::Bytes;
-use lvms_host::volumes::{self, Volumes};
+use lvms_host::volumes;
 use stage::*;
 
 const BLOCK: Access = Access::Block { read_only: false };
@@ -90,17 +91,9 @@ fn thin_snapshots_outlive_their_origin(lab: &Lab) -> Result {
 
 fn a_redundant_volume_is_refused_on_one_disk_and_never_made_without_redundancy(lab: &Lab) -> Result {
     let engine = engine(lab)?;
-    let mirrored = lvms_host::desired::DeviceClass { options: words("--type=raid1 -m1"), ..class(false)? };
+    let mirrored = DeviceClass { options: words("--type=raid1 -m1"), ..class(false)? };
     assert!(!matches!(engine.capacity(&mirrored, &mirrored.options), Ok(capacity) if capacity > Bytes::ZERO));
-    let wish = lvms_host::plan::volume::Wish {
-        name: LvName::parse("v")?,
-        class: &mirrored,
-        options: mirrored.options.clone(),
-        size: Bytes::mib(64),
-        limit: None,
-        facts: Facts { name: Some("v".into()), block: true, ..Facts::default() },
-        source: None,
-    };
+    let wish = wish(&mirrored, "v", Bytes::mib(64), true)?;
     let refused = engine.create(&wish, None);
     assert!(matches!(refused, Err(volumes::Error::Refused(Refusal::NoSpace { .. }))), "{refused:?}");
     assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name", "vg"])?, "pool");
@@ -117,19 +110,9 @@ fn capacity_counts_redundancy_and_stripes(lab: &Lab) -> Result {
             run("lvcreate", ["-qq", "-y", "-n", "theirs", "-L", "300m", "vg", lab.disk(2)])?;
             engine.look(&VgName::parse("vg")?)?;
         }
-        let class = lvms_host::desired::DeviceClass { options: words(options), ..class(false)? };
+        let class = DeviceClass { options: words(options), ..class(false)? };
         let capacity = engine.capacity(&class, &class.options)?;
-        let wish = |size: Bytes| -> Result<_> {
-            Ok(lvms_host::plan::volume::Wish {
-                name: LvName::parse("v")?,
-                class: &class,
-                options: class.options.clone(),
-                size,
-                limit: None,
-                facts: Facts { name: Some("v".into()), ..Facts::default() },
-                source: None,
-            })
-        };
+        let wish = |size: Bytes| wish(&class, "v", size, false);
         let refused = engine.create(&wish(capacity + Bytes(1))?, None);
         assert!(matches!(refused, Err(volumes::Error::Refused(Refusal::NoSpace { .. }))), "{refused:?}");
         engine
@@ -140,14 +123,12 @@ fn capacity_counts_redundancy_and_stripes(lab: &Lab) -> Result {
     Ok(())
 }
 
-/// Nothing of the kind is there without udev, and `/etc` cannot be written.
 fn a_host_without_udev_and_with_a_read_only_etc_will_do(lab: &Lab) -> Result {
     let script = "cp -a /etc/lvm /run/test/lvm && rm -rf /run/test/lvm/backup /run/test/lvm/archive &&
                   mount --bind /run/test/lvm /etc/lvm && mount -o remount,bind,ro /etc/lvm";
     run("sh", ["-c", script])?;
     run("vgcreate", ["-An", "vg", lab.disk(0)])?;
-    let engine =
-        Volumes::open(std::sync::Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?;
+    let engine = open()?;
     let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
     let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
     fs::write(at.join("file"), "bytes")?;
@@ -158,7 +139,6 @@ fn a_host_without_udev_and_with_a_read_only_etc_will_do(lab: &Lab) -> Result {
     Ok(())
 }
 
-/// The largest thing that can be wrong when a command is given a cached size.
 fn a_smaller_disk_under_the_same_number_gets_its_own_size(lab: &Lab) -> Result {
     let linux = Linux::new(Options::default())?;
     let number = |path: &str| run("lsblk", ["--nodeps", "--noheadings", "-o", "MAJ:MIN", path]);
@@ -242,8 +222,7 @@ fn copies_of_metadata_are_pruned_and_those_of_others_are_not(lab: &Lab) -> Resul
     };
     assert!(count("vg_")? > 200);
     // A driver that starts looks at once.
-    let engine =
-        Volumes::open(std::sync::Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?;
+    let engine = open()?;
     make(&engine, "w", false, Bytes::mib(8), false)?;
     assert_eq!((count("vg_")?, count("vg2_")?), (50, 200));
     Ok(())

@@ -1,5 +1,6 @@
 //! A driver in a process of its own.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -20,6 +21,8 @@ pub struct Driver {
 impl Driver {
     /// Starts it with this command, and waits until it serves at the socket.
     pub fn start(command: &mut Command, socket: &Path) -> Result<Driver, Error> {
+        // One that was killed has left it.
+        let _ = fs::remove_file(socket);
         let process = command.stdin(Stdio::null()).spawn()?;
         let mut driver = Driver { process, socket: socket.to_owned() };
         let deadline = Instant::now() + PATIENCE;

@@ -25,7 +25,26 @@ pub(crate) fn engine(lab: &Lab) -> Result<Engine> {
     words.extend(lab.disks().iter().map(String::as_str));
     run("vgcreate", words)?;
     run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-L", "700m", "vg"])?;
+    open()
+}
+
+/// The engine on a group `vg` that is there.
+pub(crate) fn open() -> Result<Engine> {
     Ok(Volumes::open(Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?)
+}
+
+/// A wish for a new volume of a class, with the class's own options.
+pub(crate) fn wish<'a>(class: &'a DeviceClass, name: &str, size: Bytes, block: bool) -> Result<Wish<'a>> {
+    let fsid = (!block).then(Uuid::new_v4);
+    Ok(Wish {
+        name: LvName::parse(name)?,
+        class,
+        options: class.options.clone(),
+        size,
+        limit: None,
+        facts: Facts { name: Some(name.to_owned()), block, fsid, ..Facts::default() },
+        source: None,
+    })
 }
 
 pub(crate) fn class(thin: bool) -> Result<DeviceClass> {
@@ -63,23 +82,10 @@ pub(crate) fn make_from(
     source: Option<&VolumePath>,
 ) -> Result<VolumePath> {
     let class = class(thin)?;
-    let facts = Facts {
-        name: Some(name.to_owned()),
-        block,
-        fsid: (!block).then(Uuid::new_v4),
-        source: source.map(|source| format!("volume:{}", source.volume)),
-        used: source.is_some(),
-        ..Facts::default()
-    };
-    let wish = Wish {
-        name: LvName::parse(name)?,
-        class: &class,
-        options: Vec::new(),
-        size,
-        limit: None,
-        facts,
-        source: source.cloned(),
-    };
+    let mut wish = wish(&class, name, size, block)?;
+    wish.facts.source = source.map(|source| format!("volume:{}", source.volume));
+    wish.facts.used = source.is_some();
+    wish.source = source.cloned();
     engine.create(&wish, None)?;
     path(name)
 }

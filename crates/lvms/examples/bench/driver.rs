@@ -2,8 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use lab_csi::Client;
 
@@ -14,43 +13,28 @@ const CONFIGURATION: &str = "/run/lvmd.yaml";
 const SOCKET: &str = "/run/csi.sock";
 const LOG: &str = "/run/lvms.log";
 
-/// A driver that does not serve after this long never will.
-const LIMIT: Duration = Duration::from_secs(120);
-
 /// `lvms standalone`, until it is dropped.
-pub(crate) struct Driver {
-    child: Child,
-}
+pub(crate) struct Driver(lab_csi::Driver);
 
 impl Driver {
     /// Starts it, and waits until it serves.
     pub(crate) fn start() -> Result<Driver> {
-        let _ = fs::remove_file(SOCKET);
-        let log = File::create(LOG)?;
-        let child = Command::new(PROGRAM)
-            .args(["--log", "json", "standalone", "--config", CONFIGURATION])
-            .args(["--endpoint", &format!("unix://{SOCKET}")])
-            .stderr(log)
-            .spawn()?;
-        let mut driver = Driver { child };
-        let began = Instant::now();
-        while !Path::new(SOCKET).exists() {
-            if driver.child.try_wait()?.is_some() || began.elapsed() > LIMIT {
-                return Err(format!("the driver does not serve: {}", fs::read_to_string(LOG)?).into());
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(driver)
+        let mut command = Command::new(PROGRAM);
+        command.args(["--log", "json", "standalone", "--config", CONFIGURATION, "--endpoint", SOCKET]);
+        let started = lab_csi::Driver::start(command.stderr(File::create(LOG)?), Path::new(SOCKET));
+        started
+            .map(Driver)
+            .map_err(|error| format!("{error}: {}", fs::read_to_string(LOG).unwrap_or_default()).into())
     }
 
     /// A connection of its own.
     pub(crate) fn client(&self) -> Result<Client> {
-        Client::connect(Path::new(SOCKET))
+        self.0.connect()
     }
 
     /// Its process.
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        self.0.process.id()
     }
 
     /// What it holds of memory, in MiB.
@@ -64,13 +48,6 @@ impl Driver {
     /// How long its copies took, in seconds, by its own log.
     pub(crate) fn copies(&self) -> Result<Vec<f64>> {
         Ok(copies(&fs::read_to_string(LOG)?))
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

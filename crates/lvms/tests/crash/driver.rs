@@ -46,7 +46,6 @@ impl Driver {
     /// Starts it, after it was killed or at first.
     pub(crate) fn again(&mut self) -> Result {
         drop(self.running.take());
-        let _ = fs::remove_file(SOCKET);
         let log = fs::File::options().create(true).append(true).open("/run/test/lvms.log")?;
         let mut command = Command::new(DRIVER);
         command.args(["standalone", "--config", CONFIGURATION, "--endpoint", SOCKET, "--node-id", "here"]);

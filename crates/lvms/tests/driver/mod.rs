@@ -32,7 +32,6 @@ impl Driver {
         let (configuration, socket) = (place(lab, name, "yaml"), place(lab, name, "sock"));
         let log = place(lab, name, "log");
         fs::write(&configuration, format!("device-classes:\n{classes}"))?;
-        let _ = fs::remove_file(&socket);
         let mut command = Command::new(PROGRAM);
         command.arg("standalone").arg("--config").arg(configuration).arg("--endpoint").arg(&socket);
         command.args(["--node-id", "here"]).args(options);
