@@ -43,7 +43,8 @@ impl Options {
         if self.suites.is_empty() {
             return Ok(Suite::ALL.to_vec());
         }
-        self.suites.iter().map(|name| Suite::named(name)).collect()
+        let named = self.suites.iter().map(|name| Suite::named(name)).collect::<Result<Vec<_>>>()?;
+        Ok(Suite::ALL.into_iter().filter(|suite| named.contains(suite)).collect())
     }
 }
 

@@ -39,8 +39,8 @@ const ON_THIN_VOLUMES: &[Case] = &[
     ("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes),
 ];
 
-/// Each has a cluster of its own.
-const PARTS: [(&str, &[Case]); 2] = [("thick", ON_THICK_VOLUMES), ("thin", ON_THIN_VOLUMES)];
+/// Each has a cluster of its own. The longer one comes first.
+const PARTS: [(&str, &[Case]); 2] = [("thin", ON_THIN_VOLUMES), ("thick", ON_THICK_VOLUMES)];
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::LazyLock;
 
 use lab_csi::{Access, Client, Source};
 use lab_test::Result;
@@ -55,7 +56,7 @@ impl User<'_> {
     /// A volume with something in it.
     fn origin(self, client: &Client) -> Result<String> {
         let id = self.make(client, "origin", BLOCK)?;
-        self.with_device(client, &id, |device| Ok(device.write_all_at(&pattern(), 0)?))?;
+        self.with_device(client, &id, |device| Ok(device.write_all_at(&PATTERN, 0)?))?;
         Ok(id)
     }
 
@@ -94,9 +95,9 @@ impl User<'_> {
 
     fn is_whole(self, client: &Client, id: &str) -> Result {
         self.with_device(client, id, |device| {
-            let mut found = vec![0; pattern().len()];
+            let mut found = vec![0; PATTERN.len()];
             device.read_exact_at(&mut found, 0)?;
-            assert!(found == pattern(), "the copy differs");
+            assert!(found == *PATTERN, "the copy differs");
             Ok(())
         })
     }
@@ -192,6 +193,4 @@ impl User<'_> {
     }
 }
 
-fn pattern() -> Vec<u8> {
-    (0..1u32 << 18).flat_map(u32::to_le_bytes).collect()
-}
+static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| (0..1u32 << 18).flat_map(u32::to_le_bytes).collect());
