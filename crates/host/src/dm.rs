@@ -78,6 +78,12 @@ impl Control {
         Ok(answer.map(|answer| numbers(answer.data())).unwrap_or_default())
     }
 
+    /// Lets I/O to a device wait. A filesystem on it is written out before, and its journal is empty.
+    pub(crate) fn suspend(&self, name: &str) -> io::Result<()> {
+        self.call(DEV_SUSPEND, name, SUSPENDED, 0)?;
+        Ok(())
+    }
+
     /// Lets I/O to a suspended device go on.
     pub(crate) fn resume(&self, name: &str) -> io::Result<()> {
         // "Suspend" without the flag that asks for it means resume.

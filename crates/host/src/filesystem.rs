@@ -72,6 +72,12 @@ impl Filesystem {
         words.iter().map(|word| (*word).to_owned()).collect()
     }
 
+    /// Whether a power cut soon after growth could leave it unmountable: before Linux 6.13 xfs cannot recover a journal
+    /// that tells of its growth and of what was written behind its former end.
+    pub fn must_be_written_out_when_grown(self) -> bool {
+        self == Filesystem::Xfs
+    }
+
     /// Mount options without which a copy cannot be mounted beside its source, or a read-only device at all.
     pub fn options(self, device_is_read_only: bool) -> Vec<&'static str> {
         match (self, device_is_read_only) {

@@ -228,6 +228,11 @@ impl Volumes<Linux> {
         linux
             .tool(argv)
             .map_err(|error| PublishError::Tool("growing the filesystem", path.clone(), error))?;
+        if kind.must_be_written_out_when_grown()
+            && let Err(error) = self.in_turn(&path.group, || linux.write_out(path))
+        {
+            tracing::warn!(volume = %path, %error, "the grown filesystem cannot be written out at once");
+        }
         Ok(())
     }
 

@@ -274,6 +274,13 @@ impl<R: Runner> Volumes<R> {
         Ok(self.inventory().volume(path).cloned().ok_or_else(|| Refusal::NoVolume(path.clone()))?)
     }
 
+    /// Does something while nobody of us changes the group.
+    pub(crate) fn in_turn(&self, group: &VgName, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let queue = self.queue(group);
+        let _turn = self.turn(&queue, group, None).map_err(io::Error::other)?;
+        act()
+    }
+
     fn queue(&self, group: &VgName) -> Arc<Queue> {
         Arc::clone(lock(&self.queues).entry(group.clone()).or_default())
     }

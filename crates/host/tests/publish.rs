@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use lab_test::{Error, Fault, GIB, Lab, MIB, Needs, Result, fails, run};
+use lab_test::{Cut, Error, Fault, GIB, Lab, MIB, Needs, Result, fails, run};
 use lvms_host::desired::DeviceClass;
 use lvms_host::facts::Facts;
 use lvms_host::filesystem::{Filesystem, NotMountable};
@@ -447,7 +447,35 @@ fn a_full_pool_and_a_lost_disk_are_told(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_filesystem_that_has_just_grown_is_mounted_after_a_power_cut(lab: &Lab) -> Result {
+    let kinds = Filesystem::ALL.map(|kind| (kind, format!("grown-{kind}")));
+    if lab.boots() == 0 {
+        let engine = engine(lab)?;
+        for (kind, name) in &kinds {
+            let volume = make(&engine, name, false, Bytes::mib(320), false)?;
+            let at = publish(&engine, &volume, name, &filesystem(*kind))?;
+            // What comes later lies behind the former end.
+            let filler = at.join("filler").to_string_lossy().into_owned();
+            run("sh", ["-c", &format!("until fallocate -l ${{n:=320}}M {filler}; do n=$((n - 4)); done")])?;
+            engine.grow(&class(false)?, &volume, Bytes::mib(448), None)?;
+            engine.grow_published(&volume, &at)?;
+            let file = at.join("file").to_string_lossy().into_owned();
+            run("dd", ["if=/dev/zero", &format!("of={file}"), "bs=1M", "count=32", "conv=fsync"])?;
+        }
+        run("sync", ["-f", "/state"])?;
+        return lab.cut_power(Cut::Kill);
+    }
+    let engine = open()?;
+    for (kind, name) in &kinds {
+        let at = publish(&engine, &path(name)?, name, &filesystem(*kind))?;
+        assert_eq!(fs::metadata(at.join("file"))?.len(), 32 * MIB, "{kind}");
+        assert!(size_of(&at)? > 340 * MIB, "{kind} has {}", size_of(&at)?);
+    }
+    Ok(())
+}
+
 lab_test::main! {
+    a_filesystem_that_has_just_grown_is_mounted_after_a_power_cut: Needs::disks(1, 3 * GIB).power_cut(),
     every_filesystem_is_made_filled_grown_and_kept: Needs::disks(1, 2 * GIB).guest(),
     a_volume_grown_while_nobody_uses_it_is_grown_at_the_next_mount: Needs::disks(1, 3 * GIB).guest(),
     two_targets_of_one_volume_have_their_own_flags_in_any_order: Needs::disks(1, GIB).guest(),

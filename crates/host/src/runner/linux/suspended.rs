@@ -1,15 +1,43 @@
-//! Devices that a command has suspended and did not resume.
+//! Devices that a command has suspended and did not resume, and one that we suspend ourselves for a moment.
 
 use std::collections::BTreeSet;
 use std::io;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use super::Linux;
 use crate::dm::Device;
-use crate::names::VgName;
+use crate::names::{VgName, VolumePath};
 use crate::runner::group_lock::GroupLock;
 use crate::runner::{Intent, crash};
 
+/// How long somebody else's command is awaited before a device is suspended.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 impl Linux {
+    /// Writes out the filesystem on a volume and empties its journal, by what LVM does before a snapshot: its device is
+    /// suspended, and goes on at once. If this process is killed between, the next one lets it go on.
+    pub(crate) fn write_out(&self, volume: &VolumePath) -> io::Result<()> {
+        let (directory, deadline) = (self.locking_directory(), Instant::now() + PATIENCE);
+        let _alone = loop {
+            match self.on_host(|| GroupLock::try_take(&directory, &volume.group))?? {
+                Some(alone) => break alone,
+                None if Instant::now() > deadline => {
+                    return Err(io::Error::other("an LVM command works in the group"));
+                }
+                None => sleep(Duration::from_millis(50)),
+            }
+        };
+        let (control, name) = (self.control()?, volume.mapper_name());
+        tracing::info!(volume = %volume, "suspends its device for a moment");
+        crash::point("suspend", "before");
+        control.suspend(&name)?;
+        crash::point("suspend", "after");
+        let resumed = control.resume(&name);
+        crash::point("resume", "after");
+        resumed
+    }
+
     pub(super) fn suspended_devices(&self, group: &VgName) -> io::Result<Vec<String>> {
         let control = self.control()?;
         let mut suspended = Vec::new();
