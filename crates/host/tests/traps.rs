@@ -242,7 +242,7 @@ lab_test::main! {
     a_copy_onto_dirty_extents_writes_zeros_too: Needs::disks(1, GIB).guest(),
     thin_snapshots_outlive_their_origin: Needs::disks(1, GIB).guest(),
     a_redundant_volume_is_refused_on_one_disk_and_never_made_without_redundancy: Needs::disks(1, GIB),
-    capacity_counts_redundancy_and_stripes: Needs::disks(3, GIB),
+    capacity_counts_redundancy_and_stripes: Needs::disks(3, GIB).without_udev(),
     a_host_without_udev_and_with_a_read_only_etc_will_do: Needs::disks(1, GIB).without_udev(),
     a_smaller_disk_under_the_same_number_gets_its_own_size: Needs::nothing().hotplug(),
     a_group_made_on_a_host_with_a_devices_file_is_there_after_a_boot: Needs::disks(1, GIB).devices_file().power_cut(),
