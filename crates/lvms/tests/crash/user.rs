@@ -16,7 +16,13 @@ const MIB: i64 = 1 << 20;
 const SIZE: i64 = 32 * MIB;
 const TARGET: &str = "/run/test/at";
 const EXT4: Access = Access::Filesystem("ext4");
+const XFS: Access = Access::Filesystem("xfs");
 const BLOCK: Access = Access::Block;
+
+/// What it admits at least.
+fn size(access: Access) -> i64 {
+    if access == XFS { 304 * MIB } else { SIZE }
+}
 
 /// What a client does with volumes of one class. Every call can be repeated: that is what is tested.
 #[derive(Clone, Copy)]
@@ -26,7 +32,7 @@ pub(crate) struct User<'a> {
 
 impl User<'_> {
     fn make(self, client: &Client, name: &str, access: Access) -> Result<String> {
-        Ok(client.create(name, self.class, SIZE, access, None)?.volume_id)
+        Ok(client.create(name, self.class, size(access), access, None)?.volume_id)
     }
 
     fn remove(self, client: &Client, name: &str, access: Access) -> Result {
@@ -49,7 +55,7 @@ impl User<'_> {
 
     fn grow(self, client: &Client, access: Access, published: Option<&Path>) -> Result {
         let id = self.make(client, "v", access)?;
-        client.grow(&id, 2 * SIZE, access, published)?;
+        client.grow(&id, size(access) + SIZE, access, published)?;
         Ok(())
     }
 
@@ -117,11 +123,23 @@ impl User<'_> {
             .finished(move |c| remove(c, &make(c)?))
     }
 
+    fn growth<'a>(self, what: &'static str, access: Access) -> Operation<'a>
+    where
+        Self: 'a,
+    {
+        Operation::new(what, move |c| self.grow(c, access, Some(Path::new(TARGET))))
+            .prepared(move |c| self.publish(c, access))
+            .undone(move |c| {
+                self.hide_and_remove(c, access)?;
+                self.publish(c, access)
+            })
+            .finished(move |c| self.hide_and_remove(c, access))
+    }
+
     pub(crate) fn operations<'a>(self) -> Vec<Operation<'a>>
     where
         Self: 'a,
     {
-        let target = Some(Path::new(TARGET));
         vec![
             Operation::new("a volume is made", move |c| self.make(c, "v", EXT4).map(drop))
                 .undone(move |c| self.remove(c, "v", EXT4)),
@@ -137,13 +155,8 @@ impl User<'_> {
                 .prepared(move |c| self.publish(c, EXT4))
                 .undone(move |c| self.publish(c, EXT4))
                 .finished(move |c| self.hide_and_remove(c, EXT4)),
-            Operation::new("a mounted volume grows", move |c| self.grow(c, EXT4, target))
-                .prepared(move |c| self.publish(c, EXT4))
-                .undone(move |c| {
-                    self.hide_and_remove(c, EXT4)?;
-                    self.publish(c, EXT4)
-                })
-                .finished(move |c| self.hide_and_remove(c, EXT4)),
+            self.growth("a mounted ext4 grows", EXT4),
+            self.growth("a mounted xfs grows", XFS),
             Operation::new("a block volume is made", move |c| self.make(c, "v", BLOCK).map(drop))
                 .undone(move |c| self.remove(c, "v", BLOCK)),
             Operation::new("a block volume is shown and hidden", move |c| {
