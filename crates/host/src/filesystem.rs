@@ -72,8 +72,8 @@ impl Filesystem {
         words.iter().map(|word| (*word).to_owned()).collect()
     }
 
-    /// Whether a power cut soon after growth could leave it unmountable: before Linux 6.13 xfs cannot recover a journal
-    /// that tells of its growth and of what was written behind its former end.
+    /// Whether a power cut soon after growth could leave it unmountable: xfs of Linux 6.1 cannot recover a journal that
+    /// tells of its growth and of what was written behind its former end.
     pub fn must_be_written_out_when_grown(self) -> bool {
         self == Filesystem::Xfs
     }

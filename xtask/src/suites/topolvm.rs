@@ -20,31 +20,27 @@ use crate::peers;
 use crate::peers::topolvm::{THICK, THICK_GROUP, THIN, THIN_GROUP};
 use stage::{on_a_stage, returning_all_space};
 
-const ON_THICK_VOLUMES: &[Case] = &[
+const CASES: &[Case] = &[
     ("one_node_is_ready_and_its_pod_reaches_a_service", cluster::a_pod_on_each_node_reaches_a_service),
     (
         "a_thick_volume_keeps_its_data_when_its_pod_is_made_again",
         a_thick_volume_keeps_its_data_when_its_pod_is_made_again,
     ),
     ("a_mounted_thick_volume_grows", a_mounted_thick_volume_grows),
-    ("csi_sanity_passes_on_thick_volumes", csi_sanity_passes_on_thick_volumes),
-];
-
-const ON_THIN_VOLUMES: &[Case] = &[
     ("a_mounted_thin_volume_grows", a_mounted_thin_volume_grows),
     (
         "a_snapshot_is_restored_as_it_was_though_its_origin_changed",
         a_snapshot_is_restored_as_it_was_though_its_origin_changed,
     ),
-    ("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes),
+    ("csi_sanity_passes_on_thick_volumes", csi_sanity_passes_on_thick_volumes),
 ];
 
-/// Each has a cluster of its own. The longer one comes first.
-const PARTS: [(&str, &[Case]); 2] = [("thin", ON_THIN_VOLUMES), ("thick", ON_THICK_VOLUMES)];
+/// It takes as long as all others together, and has a cluster of its own.
+const RARELY: &[Case] = &[("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes)];
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    PARTS.iter().flat_map(|(_, cases)| cluster::names(cases)).collect()
+    [CASES, RARELY].into_iter().flat_map(cluster::names).collect()
 }
 
 /// Installs TopoLVM in a cluster with one node if there is a test to run, and runs them.
@@ -55,7 +51,8 @@ pub(crate) fn run(
     choice: &Choice,
     results: &mut Results,
 ) -> Result<()> {
-    for (part, cases) in PARTS {
+    let parts = [("usual", CASES), ("rare", RARELY)];
+    for (part, cases) in parts.into_iter().take(if choice.all { 2 } else { 1 }) {
         let options = Options { images: peers::IMAGES.map(str::to_owned).to_vec(), ..Options::nodes(1) };
         let suite = InOneCluster { suite: Suite::Topolvm, part, options, cases };
         suite.run(lab, programs, choice, results, |cluster| {
