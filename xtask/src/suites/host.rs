@@ -240,6 +240,10 @@ fn tidy(guest: &Guest) -> Result<()> {
                [ -z \"$(dmsetup ls | grep -v 'No devices')\" ] && break\n\
              done 2>/dev/null\n\
              [ -z \"$(dmsetup ls | grep -v 'No devices')\" ]\n\
+             # Without udev nobody removes the links to devices that are gone.\n\
+             for link in $(find -L /dev -mindepth 2 -maxdepth 2 -type l); do\n\
+               rm -f \"$link\"; rmdir \"${{link%/*}}\" || true\n\
+             done 2>/dev/null\n\
              rm -rf /run/test /etc/lvm/*; cp -a /run/lvm-at-boot/. /etc/lvm/",
         ))
         .run()?;
