@@ -92,8 +92,15 @@ mod tests {
             .iter()
             .map(|call| format!("{call}("))
             .chain(
-                ["ioctl::ioctl", ".resume(", "control.clear(", "control.remove(", "SYS_clone3"]
-                    .map(str::to_owned),
+                [
+                    "ioctl::ioctl",
+                    ".resume(",
+                    "control.suspend(",
+                    "control.clear(",
+                    "control.remove(",
+                    "SYS_clone3",
+                ]
+                .map(str::to_owned),
             )
             .collect()
     }

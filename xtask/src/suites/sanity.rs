@@ -18,10 +18,19 @@ use crate::{driver, process};
 /// Capabilities that lvms lacks on purpose; csi-sanity skips their specs by itself.
 const SKIPPED: &str = include_str!("sanity/skipped.txt");
 
-/// Classes, by the guest in which they are tried. What udev does for a new device takes an emulated guest longer than
-/// LVM itself, and a striped or mirrored volume has many devices.
-const GUESTS: [(&str, &[&str]); 2] = [(WITHOUT_UDEV, &["raid1", "striped"]), ("sanity", &["thin", "thick"])];
-const WITHOUT_UDEV: &str = "sanity-no-udev";
+/// Where classes are tried.
+struct Place {
+    guest: &'static str,
+    udev: bool,
+    classes: &'static [&'static str],
+}
+
+/// What udev does for a new device takes an emulated guest longer than LVM itself, and a striped or mirrored volume has
+/// many devices.
+const PLACES: [Place; 2] = [
+    Place { guest: "sanity-no-udev", udev: false, classes: &["raid1", "striped"] },
+    Place { guest: "sanity", udev: true, classes: &["thin", "thick"] },
+];
 const ACCESS: [&str; 2] = ["mount", "block"];
 
 /// It makes some dozens of volumes, and an emulated guest is slow.
@@ -41,16 +50,16 @@ fn name(class: &str, access: &str) -> String {
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    let classes = GUESTS.iter().flat_map(|(_, classes)| *classes);
+    let classes = PLACES.iter().flat_map(|place| place.classes);
     classes.flat_map(|class| ACCESS.map(|access| name(class, access))).collect()
 }
 
 /// Starts the driver in guests, and runs csi-sanity there.
 pub(crate) fn run(lab: &Arc<Lab>, choice: &Choice, results: &mut Results) -> Result<()> {
     let suite = Suite::Sanity.name();
-    for (guest_name, classes) in GUESTS {
+    for place in &PLACES {
         let mut guest = None;
-        for (class, access) in classes.iter().flat_map(|class| ACCESS.map(|access| (class, access))) {
+        for (class, access) in place.classes.iter().flat_map(|class| ACCESS.map(|access| (class, access))) {
             let name = name(class, access);
             if !choice.matches(&name) || !choice.claim(suite, &name)? {
                 continue;
@@ -58,22 +67,23 @@ pub(crate) fn run(lab: &Arc<Lab>, choice: &Choice, results: &mut Results) -> Res
             results.run(suite, &name, || {
                 let guest = match &guest {
                     Some(guest) => guest,
-                    None => guest.insert(start(lab, guest_name)?),
+                    None => guest.insert(start(lab, place)?),
                 };
                 sanity(guest, class, access)
             });
         }
         if let Some(guest) = guest {
-            driver::keep_log(&guest, &format!("lvms-standalone-{guest_name}.log"));
+            driver::keep_log(&guest, &format!("lvms-standalone-{}.log", place.guest));
         }
     }
     Ok(())
 }
 
-fn start(lab: &Arc<Lab>, name: &str) -> Result<Arc<Guest>> {
-    let mut spec = Spec::new(name);
-    spec.surroundings.udev = name != WITHOUT_UDEV;
-    let disks = (0..6).map(|number| lab.new_disk(Disk::new(4 * GIB).serial(&format!("{name}-{number}"))));
+fn start(lab: &Arc<Lab>, place: &Place) -> Result<Arc<Guest>> {
+    let mut spec = Spec::new(place.guest);
+    spec.surroundings.udev = place.udev;
+    let serial = |number: u32| format!("{}-{number}", place.guest);
+    let disks = (0..6).map(|number| lab.new_disk(Disk::new(4 * GIB).serial(&serial(number))));
     let guest = Guest::boot(lab, spec, disks.collect::<Result<_>>()?)?;
     guest
         .script(

@@ -51,8 +51,8 @@ pub(crate) fn run(
     choice: &Choice,
     results: &mut Results,
 ) -> Result<()> {
-    let parts = [("usual", CASES), ("rare", RARELY)];
-    for (part, cases) in parts.into_iter().take(if choice.all { 2 } else { 1 }) {
+    let rare = choice.all.then_some(("rare", RARELY));
+    for (part, cases) in [("usual", CASES)].into_iter().chain(rare) {
         let options = Options { images: peers::IMAGES.map(str::to_owned).to_vec(), ..Options::nodes(1) };
         let suite = InOneCluster { suite: Suite::Topolvm, part, options, cases };
         suite.run(lab, programs, choice, results, |cluster| {

@@ -19,7 +19,7 @@ const EXT4: Access = Access::Filesystem("ext4");
 const XFS: Access = Access::Filesystem("xfs");
 const BLOCK: Access = Access::Block;
 
-/// What it admits at least.
+/// A small volume of this kind.
 fn size(access: Access) -> i64 {
     if access == XFS { 304 * MIB } else { SIZE }
 }
