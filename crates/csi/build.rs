@@ -1,8 +1,8 @@
-//! Makes Rust of `csi.proto`, without protoc.
+//! Makes Rust of the interface definitions, without protoc.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo:rerun-if-changed=proto/csi.proto");
-    let files = protox::compile(["csi.proto"], ["proto"])?;
+    println!("cargo:rerun-if-changed=proto");
+    let files = protox::compile(["csi.proto", "registration.proto"], ["proto"])?;
     tonic_prost_build::configure()
         .build_client(std::env::var_os("CARGO_FEATURE_CLIENT").is_some())
         .compile_fds(files)?;

@@ -1,4 +1,4 @@
-//! The Container Storage Interface 1.12: Identity, Controller and Node over the trait [`Volumes`].
+//! The Container Storage Interface 1.12: Identity, Controller and Node over the traits [`Volumes`] and [`NodeVolumes`].
 //!
 //! Requests are parsed once, at the edge ([`request`]): what comes behind has sizes, names and ways of access, and no
 //! maps of strings. What goes wrong is an [`Error`] whose kind decides the code, in one place ([`error`]). Calls on one
@@ -17,6 +17,10 @@ pub mod proto {
     //! Generated from `csi.proto`.
     tonic::include_proto!("csi.v1");
 }
+pub mod registration {
+    //! Generated from `registration.proto`: how the kubelet finds a driver.
+    tonic::include_proto!("pluginregistration");
+}
 pub mod request;
 pub mod volumes;
 
@@ -24,4 +28,4 @@ pub use controller::Controller;
 pub use error::{Error, Kind};
 pub use identity::Identity;
 pub use node::Node;
-pub use volumes::Volumes;
+pub use volumes::{NodeVolumes, Volumes};

@@ -13,7 +13,7 @@ use crate::proto::node_service_capability::{self, Type};
 use crate::proto::volume_usage::Unit;
 use crate::proto::{self, node_server};
 use crate::request::{Access, How, Mode, Size, id, path, published_path};
-use crate::volumes::{Publish, Volumes};
+use crate::volumes::{NodeVolumes, Publish};
 
 /// The Node service.
 pub struct Node<V> {
@@ -35,7 +35,7 @@ fn signed(number: u64) -> i64 {
 }
 
 #[tonic::async_trait]
-impl<V: Volumes> node_server::Node for Node<V> {
+impl<V: NodeVolumes> node_server::Node for Node<V> {
     async fn node_stage_volume(
         &self,
         _: Request<proto::NodeStageVolumeRequest>,
@@ -123,7 +123,7 @@ impl<V: Volumes> node_server::Node for Node<V> {
             .map(|one| Access::parse("volume_capability", one))
             .transpose()?;
         if access.is_some_and(|access| access.how == How::Block) {
-            let size = self.volumes.get(id).await?.size;
+            let size = self.volumes.size(id).await?;
             return Ok(Response::new(proto::NodeExpandVolumeResponse { capacity_bytes: signed(size) }));
         }
         let id = id.to_owned();

@@ -1,4 +1,4 @@
-//! What the services need of whoever has the volumes.
+//! What the services need of whoever has the volumes: one trait for making them, one for using them on a node.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -56,7 +56,10 @@ pub trait Volumes: Send + Sync + 'static {
 
     /// All snapshots.
     fn snapshots(&self) -> impl Future<Output = Result<Vec<Snapshot>, Error>> + Send;
+}
 
+/// Volumes of this node, for those who use them on it.
+pub trait NodeVolumes: Send + Sync + 'static {
     /// Makes a volume visible at a path.
     fn publish(&self, request: Publish, deadline: Instant) -> impl Future<Output = Result<(), Error>> + Send;
 
@@ -68,6 +71,9 @@ pub trait Volumes: Send + Sync + 'static {
 
     /// Makes a published filesystem as large as its volume. Returns the volume's size.
     fn grow_published(&self, id: &str, path: PathBuf) -> impl Future<Output = Result<u64, Error>> + Send;
+
+    /// How large a volume is, in bytes.
+    fn size(&self, id: &str) -> impl Future<Output = Result<u64, Error>> + Send;
 }
 
 /// A volume that shall be.

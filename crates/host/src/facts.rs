@@ -19,6 +19,8 @@ const FORMAT: u32 = 1;
 pub struct Facts {
     /// The name that its owner gave it.
     pub name: Option<String>,
+    /// The claim that it was made for, as `namespace/name`.
+    pub claim: Option<String>,
     /// Whether it is a snapshot that somebody asked for.
     pub snapshot: bool,
     /// What it was made from.
@@ -55,6 +57,7 @@ impl Facts {
             let (key, value) = fact.split_once('=').unwrap_or((fact, ""));
             match key {
                 "name" => facts.name = unescape(value),
+                "claim" => facts.claim = unescape(value),
                 "snapshot" => facts.snapshot = true,
                 "source" => facts.source = unescape(value),
                 "created" => facts.created = value.parse().ok(),
@@ -84,6 +87,7 @@ impl Facts {
         };
         let facts = [
             text(&self.name, "name"),
+            text(&self.claim, "claim"),
             flag(self.snapshot, "snapshot"),
             text(&self.source, "source"),
             self.created.map(|created| format!("created={created}")),

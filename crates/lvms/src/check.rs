@@ -15,8 +15,8 @@ use lvms_host::plan::capacity::Situation;
 use lvms_host::runner::{Linux, Program, Runner};
 use serde::Serialize;
 
-use crate::configuration;
-use crate::standalone::host_options;
+use crate::host;
+use lvms_node::configuration;
 
 /// What to check, and how to say it.
 #[derive(Args)]
@@ -79,7 +79,7 @@ impl Findings {
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let mut findings = Findings::default();
     let desired = configuration(&options.config, &mut findings);
-    let host = host_options(
+    let host = host::options(
         &desired.clone().unwrap_or_default(),
         options.lvm_path.as_deref(),
         Path::new("/run/lvms"),

@@ -1,20 +1,20 @@
 //! lvms: Kubernetes storage from Linux LVM, in one binary.
 //!
-//! This crate wires: it parses the command line, reads the configuration and follows it ([`configuration`]), starts
-//! what a role needs, and ends it in order. `lvms standalone` is a complete CSI driver without Kubernetes
-//! ([`standalone`]): its volumes are those of this host ([`local`]), its only state is in LVM's metadata.
+//! This crate wires: it parses the command line, opens the host ([`host`]), starts what a role needs, and ends it in
+//! order. `lvms standalone` is a complete CSI driver without Kubernetes ([`standalone`]): its volumes are those of this
+//! host ([`local`]), its only state is in LVM's metadata. `lvms vgmanager` ([`vgmanager`]) is one node of a cluster.
 
 mod check;
-mod configuration;
+mod host;
 mod local;
-mod metrics;
+mod serving;
 mod standalone;
-mod status;
-mod telemetry;
+mod vgmanager;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use lvms_api::Personality;
 
 /// Storage from Linux LVM.
 #[derive(Parser)]
@@ -37,17 +37,37 @@ enum LogForm {
 enum Command {
     /// Serve volumes of this host by CSI on a unix socket, without Kubernetes.
     Standalone(standalone::Options),
+    /// Be one node of a Kubernetes cluster: its volumes, its kubelet's driver, its capacity.
+    Vgmanager(vgmanager::Options),
     /// Say what is wrong with a configuration, and with this host for it.
     Check(check::Options),
+    /// Print the CustomResourceDefinitions, for `kubectl apply --server-side -f -`.
+    Crd(CrdOptions),
+}
+
+#[derive(clap::Args)]
+struct CrdOptions {
+    /// Not empty: in the API group that TopoLVM had before 0.16.
+    #[arg(long, value_name = "ANYTHING", env = "USE_LEGACY")]
+    use_legacy: Option<String>,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match &arguments.command {
         Command::Check(options) => check::run(options),
+        Command::Crd(options) => {
+            let personality = Personality::from_legacy_switch(options.use_legacy.as_deref());
+            print!("{}", lvms_api::definitions::all(personality));
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Standalone(options) => {
             log(arguments.log);
             standalone::run(options).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Vgmanager(options) => {
+            log(arguments.log);
+            vgmanager::run(options).map(|()| ExitCode::SUCCESS)
         }
     };
     match done {

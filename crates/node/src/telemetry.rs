@@ -15,8 +15,9 @@ use crate::metrics::Metrics;
 
 /// Wraps a service.
 #[derive(Clone)]
-pub(crate) struct Telemetry {
-    pub(crate) metrics: Arc<Metrics>,
+pub struct Telemetry {
+    /// What counts them.
+    pub metrics: Arc<Metrics>,
 }
 
 impl<S> Layer<S> for Telemetry {
@@ -29,7 +30,7 @@ impl<S> Layer<S> for Telemetry {
 
 /// A service whose calls are told.
 #[derive(Clone)]
-pub(crate) struct Told<S> {
+pub struct Told<S> {
     inner: S,
     metrics: Arc<Metrics>,
 }

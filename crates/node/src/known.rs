@@ -1,52 +1,63 @@
 //! Which volumes are ours, and which class a request or a volume belongs to.
 
-use std::collections::BTreeMap;
-
 use lvms_csi::volumes::Source;
 use lvms_csi::{Error, Kind};
 use lvms_host::desired::{ClassKind, Desired, DeviceClass};
 use lvms_host::facts::Facts;
 use lvms_host::lvm::inventory::{self, Inventory};
-use lvms_host::names::VolumePath;
+use lvms_host::names::{LvName, VolumePath};
 use uuid::Uuid;
 
-/// Parameters of a class, in the words of both names that TopoLVM had.
-const DEVICE_CLASS: [&str; 2] = ["topolvm.io/device-class", "topolvm.cybozu.com/device-class"];
-const OPTION_CLASS: [&str; 2] =
+/// The parameter that names a device class, under both names that TopoLVM had.
+pub const DEVICE_CLASS: [&str; 2] = ["topolvm.io/device-class", "topolvm.cybozu.com/device-class"];
+/// The parameter that names a class of options for lvcreate.
+pub const OPTION_CLASS: [&str; 2] =
     ["topolvm.io/lvcreate-option-class", "topolvm.cybozu.com/lvcreate-option-class"];
 
 /// A volume or snapshot of ours: in a group of a class, and named or tagged like one.
-pub(super) struct Found<'a> {
-    pub(super) path: VolumePath,
-    pub(super) volume: &'a inventory::Volume,
-    pub(super) facts: Facts,
+pub struct Found<'a> {
+    /// Where it is.
+    pub path: VolumePath,
+    /// As LVM has it.
+    pub volume: &'a inventory::Volume,
+    /// What we know of it.
+    pub facts: Facts,
 }
 
-pub(super) fn all<'a>(desired: &'a Desired, inventory: &'a Inventory) -> impl Iterator<Item = Found<'a>> {
+/// All of them.
+pub fn all<'a>(desired: &'a Desired, inventory: &'a Inventory) -> impl Iterator<Item = Found<'a>> {
     let groups = desired.groups().into_iter().filter_map(|name| inventory.groups.get(name));
-    groups.flat_map(|group| {
-        group.volumes.values().filter_map(|volume| {
-            let facts = Facts::of(volume);
-            // TopoLVM's volumes have no tags, but names that nobody else gives.
-            let known = facts.name.is_some() || Uuid::try_parse(volume.name.as_str()).is_ok();
-            let other = volume.is_pool() || matches!(volume.kind, inventory::Kind::Other(_));
-            let ours = known && !other && facts.temporary.is_none();
-            ours.then(|| Found { path: group.path(&volume.name), volume, facts })
-        })
-    })
+    groups.flat_map(|group| group.volumes.values().filter_map(|volume| ours(group, volume)))
 }
 
-pub(super) fn find<'a>(
+fn ours<'a>(group: &inventory::Group, volume: &'a inventory::Volume) -> Option<Found<'a>> {
+    let facts = Facts::of(volume);
+    // TopoLVM's volumes have no tags, but names that nobody else gives.
+    let known = facts.name.is_some() || Uuid::try_parse(volume.name.as_str()).is_ok();
+    let other = volume.is_pool() || matches!(volume.kind, inventory::Kind::Other(_));
+    let ours = known && !other && facts.temporary.is_none();
+    ours.then(|| Found { path: group.path(&volume.name), volume, facts })
+}
+
+/// The volume or snapshot with this id, whatever it is: TopoLVM's snapshots do not say that they are some.
+pub fn find_any<'a>(desired: &'a Desired, inventory: &'a Inventory, id: &str) -> Option<Found<'a>> {
+    let name = LvName::parse(id).ok()?;
+    let mut groups = desired.groups().into_iter().filter_map(|group| inventory.groups.get(group));
+    groups.find_map(|group| ours(group, group.volumes.get(&name)?))
+}
+
+/// The volume, or the snapshot, with this id.
+pub fn find<'a>(
     desired: &'a Desired,
     inventory: &'a Inventory,
     id: &str,
     snapshot: bool,
 ) -> Option<Found<'a>> {
-    all(desired, inventory).find(|found| found.path.volume.as_str() == id && found.facts.snapshot == snapshot)
+    find_any(desired, inventory, id).filter(|found| found.facts.snapshot == snapshot)
 }
 
 /// The volume, or the snapshot, that a field of a request names.
-pub(super) fn named<'a>(
+pub fn named<'a>(
     desired: &'a Desired,
     inventory: &'a Inventory,
     field: &str,
@@ -60,14 +71,14 @@ pub(super) fn named<'a>(
 }
 
 /// What is not found may be in a group that is not there: that it does not exist is not known then.
-pub(super) fn unknown(desired: &Desired, inventory: &Inventory, field: &str, id: &str) -> Option<Error> {
+pub fn unknown(desired: &Desired, inventory: &Inventory, field: &str, id: &str) -> Option<Error> {
     let group = desired.groups().into_iter().find(|group| !inventory.groups.contains_key(*group))?;
     let message = format!("{field}: volume group {group} is not there: whether {id:?} is in it is not known");
     Some(Error::new(Kind::Precondition, message))
 }
 
 /// The class that a volume belongs to by where it lies.
-pub(super) fn class_of<'a>(desired: &'a Desired, found: &Found<'_>) -> Result<&'a DeviceClass, Error> {
+pub fn class_of<'a>(desired: &'a Desired, found: &Found<'_>) -> Result<&'a DeviceClass, Error> {
     let pool = match &found.volume.kind {
         inventory::Kind::Thin { pool, .. } => Some(pool),
         inventory::Kind::Thick(_)
@@ -82,17 +93,13 @@ pub(super) fn class_of<'a>(desired: &'a Desired, found: &Found<'_>) -> Result<&'
     })
 }
 
-pub(super) fn parameter<'a>(parameters: &'a BTreeMap<String, String>, keys: [&str; 2]) -> &'a str {
-    keys.iter().find_map(|key| parameters.get(*key)).map(String::as_str).unwrap_or_default()
-}
-
-/// The class that parameters name, and the options for lvcreate that follow from them.
-pub(super) fn class<'a>(
+/// The class of this name, and the options for lvcreate that a class of options, or the device class itself, has.
+pub fn class<'a>(
     desired: &'a Desired,
-    parameters: &BTreeMap<String, String>,
+    name: &str,
+    option_class: &str,
 ) -> Result<(&'a DeviceClass, Vec<String>), Error> {
     let field = |key: &str| format!("parameters[{key:?}]");
-    let name = parameter(parameters, DEVICE_CLASS);
     let class = desired.class(name).ok_or_else(|| {
         let known: Vec<&str> = desired.classes.iter().map(|class| class.name.as_str()).collect();
         let problem = match name {
@@ -101,7 +108,7 @@ pub(super) fn class<'a>(
         };
         Error::invalid(&field(DEVICE_CLASS[0]), problem)
     })?;
-    let options = match parameter(parameters, OPTION_CLASS) {
+    let options = match option_class {
         "" => options(class),
         name => desired.option_classes.get(name).cloned().ok_or_else(|| {
             let known: Vec<&str> = desired.option_classes.keys().map(String::as_str).collect();
@@ -113,7 +120,8 @@ pub(super) fn class<'a>(
     Ok((class, options))
 }
 
-pub(super) fn options(class: &DeviceClass) -> Vec<String> {
+/// The options for lvcreate of a device class itself.
+pub fn options(class: &DeviceClass) -> Vec<String> {
     let mut options = Vec::new();
     if class.stripe != 0 {
         options.extend(["--stripes".to_owned(), class.stripe.to_string()]);
@@ -126,14 +134,15 @@ pub(super) fn options(class: &DeviceClass) -> Vec<String> {
 }
 
 /// Thin volumes lie in their pool as it is, whatever the class says of disks.
-pub(super) fn options_for(class: &DeviceClass, options: Vec<String>) -> Vec<String> {
+pub fn options_for(class: &DeviceClass, options: Vec<String>) -> Vec<String> {
     match class.kind {
         ClassKind::Thick => options,
         ClassKind::Thin { .. } => Vec::new(),
     }
 }
 
-pub(super) fn source_of(facts: &Facts) -> Option<Source> {
+/// What a volume was made from.
+pub fn source_of(facts: &Facts) -> Option<Source> {
     let (kind, id) = facts.source.as_ref()?.split_once(':')?;
     match kind {
         "snapshot" => Some(Source::Snapshot(id.to_owned())),

@@ -9,7 +9,7 @@ use lvms_host::publish::PublishError;
 use lvms_host::volumes;
 
 /// For everything but growth.
-pub(crate) fn of_volumes(error: &volumes::Error) -> Error {
+pub fn of_volumes(error: &volumes::Error) -> Error {
     let kind = match error {
         volumes::Error::Refused(refusal) => of_refusal(refusal),
         volumes::Error::Lvm(failure) => of_failure(failure),
@@ -20,7 +20,7 @@ pub(crate) fn of_volumes(error: &volumes::Error) -> Error {
 }
 
 /// Too little room for a growth is told as out of range: the user may then ask for less.
-pub(crate) fn of_growth(error: &volumes::Error) -> Error {
+pub fn of_growth(error: &volumes::Error) -> Error {
     let mut told = of_volumes(error);
     if told.kind == Kind::NoSpace {
         told.kind = Kind::OutOfRange;
@@ -69,7 +69,7 @@ fn of_no_turn(reason: &NoTurn) -> Kind {
 }
 
 /// For publishing and what is done to published volumes.
-pub(crate) fn of_publish(error: &PublishError) -> Error {
+pub fn of_publish(error: &PublishError) -> Error {
     let kind = match error {
         PublishError::Volume(error) => return of_volumes(error),
         PublishError::NotAVolume(_) => Kind::NotFound,

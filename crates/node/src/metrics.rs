@@ -43,7 +43,7 @@ struct GroupOnNode {
 type Gauges = Family<Class, Gauge<f64, AtomicU64>>;
 
 /// All figures.
-pub(crate) struct Metrics {
+pub struct Metrics {
     registry: Registry,
     calls: Family<Call, Histogram>,
     available: Gauges,
@@ -58,7 +58,8 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn new(node: &str) -> Metrics {
+    /// Of this node, all zero.
+    pub fn new(node: &str) -> Metrics {
         let mut registry = Registry::default();
         let calls = Family::<Call, Histogram>::new_with_constructor(|| {
             Histogram::new(exponential_buckets(0.001, 2.0, 18))
@@ -106,13 +107,13 @@ impl Metrics {
     }
 
     /// Counts a call.
-    pub(crate) fn call(&self, method: &str, code: &str, took: Duration) {
+    pub fn call(&self, method: &str, code: &str, took: Duration) {
         let call = Call { method: method.to_owned(), code: code.to_owned() };
         self.calls.get_or_create(&call).observe(took.as_secs_f64());
     }
 
     /// All figures as they are now, in Prometheus' words.
-    pub(crate) fn text(&self, engine: &Arc<Engine<Linux>>, configuration: &Configuration) -> String {
+    pub fn text(&self, engine: &Arc<Engine<Linux>>, configuration: &Configuration) -> String {
         self.look(engine, configuration);
         let mut text = String::new();
         if encode(&mut text, &self.registry).is_err() {

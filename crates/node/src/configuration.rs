@@ -14,17 +14,17 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::sync::watch;
 
 /// Where TopoLVM has it.
-pub(crate) const DEFAULT: &str = "/etc/topolvm/lvmd.yaml";
+pub const DEFAULT: &str = "/etc/topolvm/lvmd.yaml";
 
 /// The configuration in force, and what is wrong with the file now.
-pub(crate) struct Configuration {
+pub struct Configuration {
     in_force: watch::Sender<Arc<Desired>>,
     mistakes: Mutex<Vec<Mistake>>,
 }
 
 impl Configuration {
     /// Reads the file, which must be right at the start.
-    pub(crate) fn read(path: &Path) -> Result<Arc<Configuration>> {
+    pub fn read(path: &Path) -> Result<Arc<Configuration>> {
         let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
         match lvmd::read(&text) {
             Ok(read) => {
@@ -42,17 +42,17 @@ impl Configuration {
     }
 
     /// What is in force now.
-    pub(crate) fn desired(&self) -> Arc<Desired> {
+    pub fn desired(&self) -> Arc<Desired> {
         Arc::clone(&self.in_force.borrow())
     }
 
     /// Tells whenever another one is in force.
-    pub(crate) fn watch(&self) -> watch::Receiver<Arc<Desired>> {
+    pub fn watch(&self) -> watch::Receiver<Arc<Desired>> {
         self.in_force.subscribe()
     }
 
     /// Whether the file as it is now is not in force.
-    pub(crate) fn is_wrong(&self) -> bool {
+    pub fn is_wrong(&self) -> bool {
         !self.mistakes.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
@@ -81,7 +81,7 @@ impl Configuration {
     }
 
     /// Follows the file, in a thread of its own, for ever.
-    pub(crate) fn follow(self: &Arc<Self>, path: PathBuf) -> Result<()> {
+    pub fn follow(self: &Arc<Self>, path: PathBuf) -> Result<()> {
         let events = inotify::init(CreateFlags::CLOEXEC)?;
         watch_directories(&events, &path)?;
         let configuration = Arc::clone(self);

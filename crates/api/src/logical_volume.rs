@@ -1,0 +1,217 @@
+//! TopoLVM's object: what shall be on a node, and what is. One per volume and per snapshot, named as the CSI request
+//! was (`pvc-<uid>`, `snapshot-<uid>`).
+
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube_core::{Resource, TypeMeta};
+use serde::{Deserialize, Serialize};
+
+use crate::names::RELEASED;
+use crate::{Personality, Quantity};
+
+/// A volume or a snapshot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LogicalVolume {
+    /// Kind and version, as they are written.
+    #[serde(flatten)]
+    pub types: TypeMeta,
+    /// Its name, its uid, its marks.
+    pub metadata: ObjectMeta,
+    /// What shall be.
+    pub spec: Spec,
+    /// What is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<Status>,
+}
+
+/// What shall be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct Spec {
+    /// The object's name once more.
+    pub name: String,
+    /// The node that has it.
+    pub node_name: String,
+    /// At least so large.
+    pub size: Quantity,
+    /// The device class; empty for the node's default.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub device_class: String,
+    /// The class of options for lvcreate; empty for none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub lvcreate_option_class: String,
+    /// The name of the LogicalVolume that it is made from; empty for none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub source: String,
+    /// `ro` for a snapshot, `rw` for a copy; only with a source.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub access_type: String,
+}
+
+/// What is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// The LV's name and the CSI handle; empty as long as there is none.
+    #[serde(rename = "volumeID", default, skip_serializing_if = "String::is_empty")]
+    pub volume_id: String,
+    /// How the last act ended, as a gRPC code; 0 is well.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub code: i32,
+    /// What was wrong.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// How large the LV is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_size: Option<Quantity>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+fn is_zero(code: &i32) -> bool {
+    *code == 0
+}
+
+/// A snapshot may only be read.
+pub const READ_ONLY: &str = "ro";
+
+/// A copy may be written.
+pub const READ_WRITE: &str = "rw";
+
+impl LogicalVolume {
+    /// A new one, ready to be posted: the node that owns it has nothing to add before it acts.
+    pub fn new(personality: Personality, spec: Spec) -> LogicalVolume {
+        let (key, value) = crate::names::CREATED_BY;
+        LogicalVolume {
+            types: TypeMeta {
+                api_version: LogicalVolume::api_version(&personality).into_owned(),
+                kind: LogicalVolume::kind(&personality).into_owned(),
+            },
+            metadata: ObjectMeta {
+                name: Some(spec.name.clone()),
+                finalizers: Some(vec![personality.volume_finalizer()]),
+                labels: Some([(key.to_owned(), value.to_owned())].into()),
+                ..ObjectMeta::default()
+            },
+            spec,
+            status: None,
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// The name of its LV, whether there is one or not yet.
+    pub fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    /// The name of its LV once there is one: the only key by which it is looked up.
+    pub fn volume_id(&self) -> Option<&str> {
+        self.status.as_ref().map(|status| status.volume_id.as_str()).filter(|id| !id.is_empty())
+    }
+
+    /// Whether it is a snapshot that somebody asked for.
+    pub fn is_snapshot(&self) -> bool {
+        self.spec.access_type == READ_ONLY && !self.spec.source.is_empty()
+    }
+
+    /// Whether it shall go.
+    pub fn is_deleted(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Whether its LV may be removed: nothing in the cluster names it any more.
+    pub fn is_released(&self) -> bool {
+        self.annotation(RELEASED).is_some()
+    }
+
+    /// The value of an annotation.
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// Whether it has a finalizer.
+    pub fn has_finalizer(&self, finalizer: &str) -> bool {
+        self.metadata.finalizers.iter().flatten().any(|present| present == finalizer)
+    }
+}
+
+impl Resource for LogicalVolume {
+    type DynamicType = Personality;
+    type Scope = kube_core::ClusterResourceScope;
+
+    fn kind(_: &Personality) -> Cow<'_, str> {
+        "LogicalVolume".into()
+    }
+
+    fn group(personality: &Personality) -> Cow<'_, str> {
+        personality.driver().into()
+    }
+
+    fn version(_: &Personality) -> Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural(_: &Personality) -> Cow<'_, str> {
+        "logicalvolumes".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_one_has_all_that_its_node_would_add() {
+        let spec = Spec {
+            name: "pvc-1".into(),
+            node_name: "n1".into(),
+            size: Quantity::of(1023 << 20),
+            device_class: "ssd".into(),
+            ..Spec::default()
+        };
+        let volume = LogicalVolume::new(Personality::Legacy, spec);
+        let expected = serde_json::json!({
+            "apiVersion": "topolvm.cybozu.com/v1", "kind": "LogicalVolume",
+            "metadata": {
+                "name": "pvc-1",
+                "finalizers": ["topolvm.cybozu.com/logicalvolume"],
+                "labels": {"app.kubernetes.io/created-by": "topolvm-controller"},
+            },
+            "spec": {"name": "pvc-1", "nodeName": "n1", "size": "1023Mi", "deviceClass": "ssd"},
+        });
+        assert_eq!(serde_json::to_value(volume).unwrap(), expected);
+    }
+
+    #[test]
+    fn objects_of_topolvm_are_read_in_every_state() {
+        let read = |status: serde_json::Value| {
+            let object = serde_json::json!({
+                "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+                "metadata": {"name": "pvc-1", "uid": "u"},
+                "spec": {"name": "pvc-1", "nodeName": "n1", "size": 1_073_741_824},
+                "status": status,
+            });
+            serde_json::from_value::<LogicalVolume>(object).unwrap()
+        };
+        let settled = read(serde_json::json!({"volumeID": "u", "currentSize": "1Gi"}));
+        assert_eq!(settled.volume_id(), Some("u"));
+        assert_eq!(settled.spec.size.bytes(), Ok(1 << 30));
+        let adopted = read(serde_json::json!({"volumeID": "u"}));
+        assert_eq!(adopted.status.unwrap().current_size, None);
+        let failed = read(serde_json::json!({"code": 8, "message": "no room"}));
+        assert_eq!((failed.volume_id(), failed.status.as_ref().unwrap().code), (None, 8));
+        assert_eq!(read(serde_json::Value::Null).volume_id(), None);
+    }
+}

@@ -1,0 +1,334 @@
+//! The objects of one kind that are ours, kept up to date by one watch.
+//!
+//! What a store says may be old: a step that cannot be undone looks at the API itself, or is guarded by the version.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Debug};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use kube::runtime::watcher::{self, Config, Event, watcher};
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+
+/// Which object, of its kind.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// Its namespace; empty if it has none.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl Key {
+    /// That of an object.
+    pub fn of<K: Resource>(object: &K) -> Key {
+        Key { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
+    }
+
+    /// An object without a namespace.
+    pub fn named(name: &str) -> Key {
+        Key { namespace: String::new(), name: name.to_owned() }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            formatter.write_str(&self.name)
+        } else {
+            write!(formatter, "{}/{}", self.namespace, self.name)
+        }
+    }
+}
+
+/// Told of every change, with what was and what is.
+type Listener<K> = Box<dyn Fn(Option<&Arc<K>>, Option<&Arc<K>>) + Send + Sync>;
+
+/// The objects of one kind that are ours.
+pub struct Store<K> {
+    objects: Mutex<BTreeMap<Key, Arc<K>>>,
+    listeners: Mutex<Vec<Listener<K>>>,
+    complete: watch::Sender<bool>,
+}
+
+/// What makes an object ours. It may take from the object what nobody reads.
+pub type Keep<K> = Box<dyn Fn(&mut K) -> bool + Send + Sync>;
+
+/// A failing watch is begun again after this long, and later at the most after [`LONGEST`].
+const FIRST: Duration = Duration::from_millis(500);
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Objects per answer: what is read at once is in memory at once.
+const PAGE: u32 = 100;
+
+/// How a kind is watched.
+pub fn config() -> Config {
+    Config::default().page_size(PAGE)
+}
+
+impl<K> Default for Store<K> {
+    fn default() -> Store<K> {
+        Store { objects: Mutex::default(), listeners: Mutex::default(), complete: watch::Sender::new(false) }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<K> Store<K>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    /// An object.
+    pub fn get(&self, key: &Key) -> Option<Arc<K>> {
+        lock(&self.objects).get(key).cloned()
+    }
+
+    /// An object without a namespace.
+    pub fn named(&self, name: &str) -> Option<Arc<K>> {
+        self.get(&Key::named(name))
+    }
+
+    /// All that fulfil something.
+    pub fn filter(&self, mut wanted: impl FnMut(&K) -> bool) -> Vec<Arc<K>> {
+        lock(&self.objects).values().filter(|object| wanted(object)).cloned().collect()
+    }
+
+    /// The first that fulfils something.
+    pub fn find(&self, mut wanted: impl FnMut(&K) -> bool) -> Option<Arc<K>> {
+        lock(&self.objects).values().find(|object| wanted(object)).cloned()
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<K>> {
+        lock(&self.objects).values().cloned().collect()
+    }
+
+    /// Who wants to be told of changes. It must not take long.
+    pub fn listen(&self, listener: impl Fn(Option<&Arc<K>>, Option<&Arc<K>>) + Send + Sync + 'static) {
+        lock(&self.listeners).push(Box::new(listener));
+    }
+
+    /// Waits until all objects that were there at first are known.
+    pub async fn complete(&self) {
+        // The sender lives as long as this store.
+        let _ = self.complete.subscribe().wait_for(|complete| *complete).await;
+    }
+
+    /// Whether all objects that were there at first are known.
+    pub fn is_complete(&self) -> bool {
+        *self.complete.borrow()
+    }
+
+    /// Puts an object in that the API has just answered with: the watch tells of it a moment later.
+    pub fn answered(&self, object: K) {
+        self.put(object);
+    }
+
+    fn put(&self, object: K) -> Key {
+        let (key, object) = (Key::of(&object), Arc::new(object));
+        let mut objects = lock(&self.objects);
+        if let Some(present) = objects.get(&key)
+            && is_newer(present.as_ref(), object.as_ref())
+        {
+            return key;
+        }
+        let before = objects.insert(key.clone(), Arc::clone(&object));
+        drop(objects);
+        self.tell(before.as_ref(), Some(&object));
+        key
+    }
+
+    fn take(&self, key: &Key) {
+        let before = lock(&self.objects).remove(key);
+        if before.is_some() {
+            self.tell(before.as_ref(), None);
+        }
+    }
+
+    fn tell(&self, before: Option<&Arc<K>>, now: Option<&Arc<K>>) {
+        for listener in lock(&self.listeners).iter() {
+            listener(before, now);
+        }
+    }
+
+    /// Follows a watch for ever; `keep` says which objects are ours.
+    pub async fn follow(self: Arc<Self>, api: Api<K>, config: Config, keep: Keep<K>) {
+        let failure = self.follow_stream(watcher(api, config), &keep, |_| false).await;
+        tracing::error!(?failure, "a watch has ended");
+    }
+
+    /// Follows a watch until it fails in a way that `is_fatal` knows, which is returned.
+    pub async fn follow_stream(
+        &self,
+        stream: impl Stream<Item = Result<Event<K>, watcher::Error>>,
+        keep: &Keep<K>,
+        is_fatal: impl Fn(&watcher::Error) -> bool,
+    ) -> Option<watcher::Error> {
+        let mut stream = std::pin::pin!(stream);
+        let mut listed = BTreeSet::new();
+        let mut pause = FIRST;
+        while let Some(event) = stream.next().await {
+            let event = match event {
+                Ok(event) => event,
+                Err(error) if is_fatal(&error) => return Some(error),
+                Err(error) => {
+                    let kind = std::any::type_name::<K>().rsplit(':').next();
+                    tracing::warn!(kind, error = %chain(&error), again_in = ?pause, "a watch has failed");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST);
+                    continue;
+                }
+            };
+            match event {
+                Event::Init => listed.clear(),
+                Event::InitApply(object) => {
+                    listed.extend(self.apply(object, keep));
+                }
+                Event::InitDone => {
+                    let gone: Vec<Key> =
+                        lock(&self.objects).keys().filter(|key| !listed.contains(*key)).cloned().collect();
+                    for key in gone {
+                        self.take(&key);
+                    }
+                    listed.clear();
+                    self.complete.send_replace(true);
+                    pause = FIRST;
+                }
+                Event::Apply(object) => {
+                    self.apply(object, keep);
+                    pause = FIRST;
+                }
+                Event::Delete(object) => {
+                    let key = Key::of(&object);
+                    // Another one may have its name by now.
+                    if self.get(&key).is_none_or(|present| present.meta().uid == object.meta().uid) {
+                        self.take(&key);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    fn apply(&self, mut object: K, keep: &Keep<K>) -> Option<Key> {
+        object.meta_mut().managed_fields = None;
+        if keep(&mut object) {
+            return Some(self.put(object));
+        }
+        self.take(&Key::of(&object));
+        None
+    }
+}
+
+/// Whether the first of two states of an object is the later one. Versions of one kind can be compared as numbers.
+fn is_newer<K: Resource>(one: &K, other: &K) -> bool {
+    let version = |object: &K| object.meta().resource_version.as_ref()?.parse::<u64>().ok();
+    match (version(one), version(other)) {
+        (Some(first), Some(second)) => one.meta().uid == other.meta().uid && first > second,
+        _ => false,
+    }
+}
+
+/// An error and what caused it.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some errors repeat their cause.
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slim::Node;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    fn node(name: &str, version: &str) -> Node {
+        let metadata = ObjectMeta {
+            name: Some(name.into()),
+            resource_version: Some(version.into()),
+            uid: Some(name.into()),
+            ..ObjectMeta::default()
+        };
+        Node { metadata, spec: crate::slim::NodeSpec::default() }
+    }
+
+    async fn fed(store: &Store<Node>, events: Vec<Result<Event<Node>, watcher::Error>>) {
+        let keep: Keep<Node> = Box::new(|node| node.name_any() != "foreign");
+        store.follow_stream(futures::stream::iter(events), &keep, |_| false).await;
+    }
+
+    fn names(store: &Store<Node>) -> Vec<String> {
+        store.all().iter().map(|node| node.name_any()).collect()
+    }
+
+    #[tokio::test]
+    async fn what_is_not_ours_is_not_kept_and_what_is_gone_after_a_new_list_is_forgotten() {
+        let store = Store::default();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let telling = Arc::clone(&told);
+        store.listen(move |before: Option<&Arc<Node>>, now| {
+            let name = before.or(now).map(|node| node.name_any()).unwrap_or_default();
+            lock(&telling).push((name, before.is_some(), now.is_some()));
+        });
+        assert!(!store.is_complete());
+        let list = [node("a", "1"), node("foreign", "1"), node("b", "1")];
+        let mut events = vec![Ok(Event::Init)];
+        events.extend(list.map(|node| Ok(Event::InitApply(node))));
+        events.extend([Ok(Event::InitDone), Ok(Event::Apply(node("c", "2")))]);
+        fed(&store, events).await;
+        assert!(store.is_complete());
+        assert_eq!(names(&store), ["a", "b", "c"]);
+        let again = vec![Ok(Event::Init), Ok(Event::InitApply(node("b", "5"))), Ok(Event::InitDone)];
+        fed(&store, again).await;
+        assert_eq!(names(&store), ["b"]);
+        let told = lock(&told).clone();
+        let expected = [
+            ("a", false, true),
+            ("b", false, true),
+            ("c", false, true),
+            ("b", true, true),
+            ("a", true, false),
+            ("c", true, false),
+        ];
+        assert_eq!(told, expected.map(|(name, before, now)| (name.to_owned(), before, now)));
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_not_overwritten_by_an_older_event() {
+        let store = Store::default();
+        store.answered(node("a", "10"));
+        fed(&store, vec![Ok(Event::Apply(node("a", "9")))]).await;
+        assert_eq!(store.named("a").unwrap().metadata.resource_version.as_deref(), Some("10"));
+        fed(&store, vec![Ok(Event::Apply(node("a", "11")))]).await;
+        assert_eq!(store.named("a").unwrap().metadata.resource_version.as_deref(), Some("11"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_that_does_not_pass_ends_the_watch_and_others_do_not() {
+        let store: Store<Node> = Store::default();
+        let keep: Keep<Node> = Box::new(|_| true);
+        let failed = || Err(watcher::Error::NoResourceVersion);
+        let events = vec![failed(), Ok(Event::Apply(node("a", "1"))), failed()];
+        let seen = std::cell::Cell::new(0);
+        let fatal = |_: &watcher::Error| {
+            seen.set(seen.get() + 1);
+            seen.get() == 2
+        };
+        let end = store.follow_stream(futures::stream::iter(events), &keep, fatal).await;
+        assert!(end.is_some());
+        assert_eq!(names(&store), ["a"]);
+    }
+}

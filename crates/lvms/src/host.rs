@@ -1,0 +1,101 @@
+//! What every role that has a host needs: its configuration, its LVM, and to be alone with both.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use lvms_host::attention;
+use lvms_host::desired::Desired;
+use lvms_host::runner::{Linux, Options as HostOptions};
+use lvms_host::volumes::Volumes as Engine;
+use lvms_node::configuration::{self, Configuration};
+use lvms_node::host_volumes::HostVolumes;
+
+/// How the host is reached.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The configuration: device classes, as TopoLVM's lvmd has them.
+    #[arg(long, value_name = "FILE", default_value = configuration::DEFAULT)]
+    config: PathBuf,
+    /// lvm2's program on the host.
+    #[arg(long, value_name = "FILE")]
+    lvm_path: Option<PathBuf>,
+    /// A changing LVM command that has not ended after this long counts as stuck, and holds its volume group up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 180)]
+    command_deadline: u64,
+    /// Where the lock and LVM's layered configuration are kept.
+    #[arg(long, value_name = "DIRECTORY", default_value = "/run/lvms", hide = true)]
+    runtime_directory: PathBuf,
+}
+
+/// A host that nobody else of us serves.
+pub(crate) struct Host {
+    pub(crate) volumes: Arc<HostVolumes>,
+    _alone: File,
+}
+
+impl Arguments {
+    /// Reads the configuration, looks at the host, and follows both.
+    pub(crate) fn open(&self) -> Result<Host> {
+        let configuration = Configuration::read(&self.config)?;
+        let desired = configuration.desired();
+        let mut options = options(&desired, self.lvm_path.as_deref(), &self.runtime_directory)?;
+        options.change_limit = Duration::from_secs(self.command_deadline);
+        let alone = be_alone(&self.runtime_directory)?;
+        let linux = Arc::new(Linux::new(options).context("the host cannot be reached")?);
+        let engine = Engine::open(linux, &desired.groups()).context("LVM does not answer")?;
+        configuration.follow(self.config.clone())?;
+        shield(&engine, &desired);
+        let followed = Arc::clone(&configuration);
+        attention::follow(&engine, move || followed.desired())?;
+        for group in desired.groups() {
+            if !engine.inventory().groups.contains_key(group) {
+                tracing::warn!(group = %group, "there is no such volume group: its classes have no capacity");
+            }
+        }
+        Ok(Host { volumes: Arc::new(HostVolumes::new(engine, configuration)), _alone: alone })
+    }
+}
+
+impl Host {
+    /// Keeps the host from looking into volumes of groups that a new configuration adds.
+    pub(crate) async fn keep_shielded(volumes: Arc<HostVolumes>) {
+        let mut changes = volumes.configuration.watch();
+        while changes.changed().await.is_ok() {
+            let (engine, desired) = (Arc::clone(&volumes.engine), Arc::clone(&changes.borrow_and_update()));
+            let _ = tokio::task::spawn_blocking(move || shield(&engine, &desired)).await;
+        }
+    }
+}
+
+/// lvm2's way to the host, as configuration and arguments say.
+pub(crate) fn options(desired: &Desired, lvm_path: Option<&Path>, runtime: &Path) -> Result<HostOptions> {
+    let mut options = HostOptions { runtime: runtime.to_owned(), ..HostOptions::default() };
+    match (lvm_path, &desired.lvm_command_prefix) {
+        (Some(_), Some(_)) => bail!("--lvm-path and lvm-command-prefix exclude each other: keep one of them"),
+        (Some(path), None) => path.clone_into(&mut options.lvm),
+        (None, Some(prefix)) => options.lvm_command_prefix = Some(prefix.clone()),
+        (None, None) => {}
+    }
+    Ok(options)
+}
+
+fn shield(engine: &Engine<Linux>, desired: &Desired) {
+    if let Err(error) = engine.runner().shield(&desired.groups()) {
+        tracing::warn!(%error, "the host cannot be kept from looking into volumes");
+    }
+}
+
+/// One process changes the volume groups of a host.
+fn be_alone(runtime: &Path) -> Result<File> {
+    fs::create_dir_all(runtime).with_context(|| runtime.display().to_string())?;
+    let path = runtime.join("lock");
+    let lock = File::options().create(true).truncate(false).write(true).open(&path)?;
+    if lock.try_lock().is_err() {
+        bail!("another lvms serves this host (it holds {}): end it first", path.display());
+    }
+    Ok(lock)
+}

@@ -1,0 +1,233 @@
+//! The volumes of this host, whoever asks for them: made, copied, grown and removed by their ids, which are the names
+//! of their LVs.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Instant, SystemTime};
+
+use lvms_csi::volumes::Source;
+use lvms_csi::{Error, Kind};
+use lvms_host::desired::Desired;
+use lvms_host::dm::Cow;
+use lvms_host::facts::Facts;
+use lvms_host::lvm::inventory;
+use lvms_host::names::{LvName, VolumePath};
+use lvms_host::plan::volume::{Wish, is_half_made};
+use lvms_host::runner::{Linux, Runner};
+use lvms_host::units::Bytes;
+use lvms_host::volumes::Volumes as Engine;
+use uuid::Uuid;
+
+use crate::configuration::Configuration;
+use crate::known::{Found, class, class_of, find, named, options_for, unknown};
+use crate::status;
+
+/// The volumes of this host.
+pub struct HostVolumes {
+    /// What makes them.
+    pub engine: Arc<Engine<Linux>>,
+    /// What is offered.
+    pub configuration: Arc<Configuration>,
+    /// Paths whose filesystems were asked how full they are and have not answered.
+    pub(crate) asked: Arc<Mutex<BTreeSet<PathBuf>>>,
+}
+
+/// A volume that shall be.
+#[derive(Debug, Clone)]
+pub struct New {
+    /// The name of its LV.
+    pub id: String,
+    /// The name that its owner gave it.
+    pub name: String,
+    /// The claim that it is for, where there are claims.
+    pub claim: Option<String>,
+    /// The device class; empty for the default.
+    pub class: String,
+    /// The class of options for lvcreate; empty for none.
+    pub options: String,
+    /// At least so large.
+    pub size: Bytes,
+    /// At the most so large.
+    pub limit: Option<Bytes>,
+    /// Whether it is for use without a filesystem.
+    pub block: bool,
+    /// What it is a copy of, with the field that names it.
+    pub source: Option<(String, Source)>,
+}
+
+/// A volume or a snapshot that is there.
+#[derive(Debug, Clone)]
+pub struct Present {
+    /// Where.
+    pub path: VolumePath,
+    /// As LVM has it.
+    pub volume: inventory::Volume,
+}
+
+impl Present {
+    /// What we know of it.
+    pub fn facts(&self) -> Facts {
+        Facts::of(&self.volume)
+    }
+}
+
+/// Whether the bytes of a snapshot are those of its moment.
+pub fn is_ready(engine: &Arc<Engine<Linux>>, found: &Found<'_>) -> bool {
+    let overflowed = matches!(engine.runner().cow(&found.path), Ok(Some(Cow::Invalid)));
+    !overflowed && !found.volume.has_overflowed() && !is_half_made(found.volume)
+}
+
+impl HostVolumes {
+    /// Those that an engine makes as a configuration says.
+    pub fn new(engine: Arc<Engine<Linux>>, configuration: Arc<Configuration>) -> HostVolumes {
+        HostVolumes { engine, configuration, asked: Arc::default() }
+    }
+
+    /// Runs what blocks on a thread for it, with the log's context. It goes on though the caller has gone.
+    pub async fn blocking<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&Arc<Engine<Linux>>, &Desired) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let (engine, desired) = (Arc::clone(&self.engine), self.configuration.desired());
+        let span = tracing::Span::current();
+        let task = tokio::task::spawn_blocking(move || span.in_scope(|| act(&engine, &desired)));
+        task.await.unwrap_or_else(|_| Err(Error::new(Kind::Internal, "a thread panicked: the log says more")))
+    }
+
+    /// Makes a volume, or finds the one that the same wish has made.
+    pub async fn make(&self, new: New, deadline: Option<Instant>) -> Result<Present, Error> {
+        self.blocking(move |engine, desired| {
+            let (class, options) = class(desired, &new.class, &new.options)?;
+            let name = LvName::parse_new(&new.id).map_err(|error| Error::invalid("name", error))?;
+            let inventory = engine.inventory();
+            // Found wherever it was made: the class may be another one now.
+            if let Some(present) = find(desired, &inventory, name.as_str(), false)
+                && present.path.group != class.group
+            {
+                let message = format!(
+                    "a volume with the name {:?} is there already, in {}",
+                    new.name, present.path.group
+                );
+                return Err(Error::new(Kind::AlreadyExists, message));
+            }
+            let mut facts = Facts {
+                name: Some(new.name.clone()),
+                claim: new.claim.clone(),
+                block: new.block,
+                ..Facts::default()
+            };
+            if !new.block {
+                facts.fsid = Some(Uuid::new_v4());
+            }
+            let mut source = None;
+            if let Some((field, wished)) = &new.source {
+                let (kind, id, is_snapshot) = match wished {
+                    Source::Snapshot(id) => ("snapshot", id, true),
+                    Source::Volume(id) => ("volume", id, false),
+                };
+                let found = named(desired, &inventory, field, id, is_snapshot)?;
+                if is_snapshot && !is_ready(engine, &found) {
+                    let message = format!(
+                        "{field}: {id} has overflowed, or was not finished, and its bytes are lost: delete it"
+                    );
+                    return Err(Error::new(Kind::Precondition, message));
+                }
+                facts.source = Some(format!("{kind}:{id}"));
+                facts.used = found.facts.used || !found.facts.is_ours();
+                facts.filesystem.clone_from(&found.facts.filesystem);
+                if !facts.used {
+                    // Nobody has written to the source: the copy is formatted like a new one.
+                    facts.filesystem = None;
+                }
+                source = Some(found.path);
+            }
+            let wish = Wish {
+                name,
+                class,
+                options: options_for(class, options),
+                size: new.size,
+                limit: new.limit,
+                facts,
+                source,
+            };
+            let volume = engine.create(&wish, deadline).map_err(|error| status::of_volumes(&error))?;
+            Ok(Present { path: wish.path(), volume })
+        })
+        .await
+    }
+
+    /// Makes a snapshot of a volume, or finds the one that was made.
+    pub async fn take_snapshot(
+        &self,
+        id: String,
+        name: String,
+        source: String,
+        deadline: Option<Instant>,
+    ) -> Result<Present, Error> {
+        self.blocking(move |engine, desired| {
+            let inventory = engine.inventory();
+            let id = LvName::parse_new(&id).map_err(|error| Error::invalid("name", error))?;
+            let of = format!("volume:{source}");
+            let present = find(desired, &inventory, id.as_str(), true);
+            if let Some(present) = present.filter(|present| !is_half_made(present.volume)) {
+                if present.facts.source.as_ref() == Some(&of) {
+                    return Ok(Present { path: present.path, volume: present.volume.clone() });
+                }
+                let message =
+                    format!("a snapshot with the name {name:?} is there already, of another volume");
+                return Err(Error::new(Kind::AlreadyExists, message));
+            }
+            let origin = named(desired, &inventory, "source_volume_id", &source, false)?;
+            let class = class_of(desired, &origin)?;
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            let facts = Facts {
+                name: Some(name.clone()),
+                snapshot: true,
+                source: Some(of),
+                created: now.ok().map(|age| age.as_secs()),
+                used: true,
+                filesystem: origin.facts.filesystem.clone(),
+                ..Facts::default()
+            };
+            let made = engine.snapshot(class, &origin.path, &id, &facts, deadline);
+            let volume = made.map_err(|error| status::of_volumes(&error))?;
+            Ok(Present { path: VolumePath { group: origin.path.group.clone(), volume: id }, volume })
+        })
+        .await
+    }
+
+    /// Grows a volume to at least this size. Returns its size.
+    pub async fn enlarge(&self, id: &str, size: Bytes, deadline: Option<Instant>) -> Result<Bytes, Error> {
+        let id = id.to_owned();
+        self.blocking(move |engine, desired| {
+            let inventory = engine.inventory();
+            let found = named(desired, &inventory, "volume_id", &id, false)?;
+            let class = class_of(desired, &found)?;
+            let grown = engine.grow(class, &found.path, size, deadline);
+            let grown = grown.map_err(|error| status::of_growth(&error))?;
+            Ok(grown.size)
+        })
+        .await
+    }
+
+    /// Removes a volume or a snapshot. One that is not there is removed already.
+    pub async fn remove(&self, id: &str, is_snapshot: bool, deadline: Option<Instant>) -> Result<(), Error> {
+        let id = id.to_owned();
+        self.blocking(move |engine, desired| {
+            if find(desired, &engine.inventory(), &id, is_snapshot).is_none() {
+                // That it is gone is known only when every group was looked at.
+                for group in desired.groups() {
+                    engine.look(group).map_err(|error| status::of_volumes(&error))?;
+                }
+            }
+            let inventory = engine.inventory();
+            let Some(found) = find(desired, &inventory, &id, is_snapshot) else {
+                let field = if is_snapshot { "snapshot_id" } else { "volume_id" };
+                return unknown(desired, &inventory, field, &id).map_or(Ok(()), Err);
+            };
+            engine.remove(&found.path, deadline).map_err(|error| status::of_volumes(&error))
+        })
+        .await
+    }
+}

@@ -1,0 +1,29 @@
+//! One node's part: its volumes served by CSI, and told to the cluster.
+//!
+//! - [`configuration`]: lvmd.yaml, followed while we run.
+//! - [`host_volumes`]: the volumes of this host, whoever asks for them; [`known`]: which these are.
+//! - [`published`]: the same volumes, made visible on this node.
+//! - [`status`]: what goes wrong on the host, told to whoever asked.
+//! - [`sockets`], [`telemetry`], [`metrics`]: how they are served, and counted.
+//!
+//! All of the above knows nothing of Kubernetes, and `lvms standalone` has no more. In a cluster there are also:
+//!
+//! - [`role`]: all of it together, as `lvms vgmanager` runs it.
+//! - [`registration`]: the kubelet is told of us.
+//! - [`watched`]: the objects of this node, and whether the kubelet knows us.
+//! - [`volumes`]: LogicalVolume objects of this node become LVs.
+//! - [`report`]: what this node has, as an LVMNode.
+
+pub mod configuration;
+pub mod host_volumes;
+pub mod known;
+pub mod metrics;
+pub mod published;
+pub mod registration;
+pub mod report;
+pub mod role;
+pub mod sockets;
+pub mod status;
+pub mod telemetry;
+pub mod volumes;
+pub mod watched;

@@ -1,0 +1,173 @@
+//! Volumes are made visible on this node, measured, grown and hidden again. Nothing of this needs the cluster.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use lvms_csi::request::{How, Mode};
+use lvms_csi::volumes::{Condition, NodeVolumes, Publish, Stats};
+use lvms_csi::{Error, Kind};
+use lvms_host::filesystem::Filesystem;
+use lvms_host::names::VolumePath;
+use lvms_host::publish::Access;
+use lvms_host::runner::Linux;
+use lvms_host::volumes::Volumes as Engine;
+
+use crate::host_volumes::HostVolumes;
+use crate::known::named;
+use crate::status;
+
+/// A filesystem that has not said how full it is after this long does not answer.
+const STATS_LIMIT: Duration = Duration::from_secs(15);
+
+/// How a volume is, in CSI's words.
+pub fn told(condition: lvms_host::publish::Condition) -> Condition {
+    Condition { abnormal: condition.abnormal, message: condition.message }
+}
+
+impl NodeVolumes for HostVolumes {
+    async fn publish(&self, request: Publish, deadline: Instant) -> Result<(), Error> {
+        self.blocking(move |engine, desired| {
+            let inventory = engine.inventory();
+            let found = named(desired, &inventory, "volume_id", &request.id, false)?;
+            if request.access.mode == Mode::SingleWriter {
+                is_alone(engine, &found.path, &request.target)?;
+            }
+            let read_only = request.read_only;
+            let access = match request.access.how {
+                How::Block => Access::Block { read_only },
+                How::Filesystem { kind, flags } => {
+                    // Who says nothing gets what is there, or the default.
+                    let wanted = if kind.is_empty() {
+                        found.facts.filesystem.clone().unwrap_or_default()
+                    } else {
+                        kind
+                    };
+                    let kind = Filesystem::named(&wanted).ok_or_else(|| {
+                        let problem = format!("{wanted:?} is no filesystem that is made here");
+                        Error::invalid("volume_capability.mount.fs_type", problem)
+                    })?;
+                    Access::Filesystem { kind, flags, read_only }
+                }
+            };
+            let done = engine.publish(&found.path, &request.target, &access, Some(deadline));
+            done.map_err(|error| status::of_publish(&error))
+        })
+        .await
+    }
+
+    async fn unpublish(&self, id: &str, target: PathBuf) -> Result<(), Error> {
+        let id = id.to_owned();
+        self.blocking(move |engine, _| {
+            engine.unpublish(&id, &target).map_err(|error| status::of_publish(&error))
+        })
+        .await
+    }
+
+    async fn stats(&self, id: &str, path: PathBuf) -> Result<Stats, Error> {
+        let desired = self.configuration.desired();
+        let inventory = self.engine.inventory();
+        let found = named(&desired, &inventory, "volume_id", id, false)?;
+        let condition = told(self.engine.condition(&found.path));
+        let not_answering = || {
+            let message = format!("volume_path: the filesystem on {} does not answer", path.display());
+            Error::new(Kind::Unavailable, message)
+        };
+        if !lock(&self.asked).insert(path.clone()) {
+            return Err(not_answering());
+        }
+        let (asked, volume, place) = (Arc::clone(&self.asked), found.path.clone(), path.clone());
+        let task = self.blocking(move |engine, _| {
+            let usage = usage(engine, &volume, &place);
+            lock(&asked).remove(&place);
+            usage
+        });
+        match tokio::time::timeout(STATS_LIMIT, task).await {
+            Ok(usage) => {
+                let (bytes, inodes) = usage?;
+                Ok(Stats { bytes, inodes, condition })
+            }
+            Err(_) => Err(not_answering()),
+        }
+    }
+
+    async fn grow_published(&self, id: &str, path: PathBuf) -> Result<u64, Error> {
+        let id = id.to_owned();
+        self.blocking(move |engine, desired| {
+            let inventory = engine.inventory();
+            let found = named(desired, &inventory, "volume_id", &id, false)?;
+            if !is_published(engine, &found.path, &path)? {
+                return Err(Error::new(
+                    Kind::NotFound,
+                    format!("volume_path: {id} is not published on {}", path.display()),
+                ));
+            }
+            let size =
+                engine.grow_published(&found.path, &path).map_err(|error| status::of_publish(&error))?;
+            Ok(size.0)
+        })
+        .await
+    }
+    async fn size(&self, id: &str) -> Result<u64, Error> {
+        let (inventory, desired) = (self.engine.inventory(), self.configuration.desired());
+        Ok(named(&desired, &inventory, "volume_id", id, false)?.volume.size.0)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn internal(error: &std::io::Error) -> Error {
+    Error::new(Kind::Internal, error.to_string())
+}
+
+type Measured = ((u64, Option<(u64, u64)>), Option<(u64, u64, u64)>);
+
+fn usage(engine: &Arc<Engine<Linux>>, volume: &VolumePath, path: &Path) -> Result<Measured, Error> {
+    let linux = engine.runner();
+    if !is_published(engine, volume, path)? {
+        let message = format!("volume_path: {} is not published on {}", volume.volume, path.display());
+        return Err(Error::new(Kind::NotFound, message));
+    }
+    if linux.is_block_device(path) {
+        let size = linux.device_size(path).map_err(|error| internal(&error))?;
+        return Ok(((size.0, None), None));
+    }
+    let usage = linux.usage(path).map_err(|error| internal(&error))?;
+    let bytes = usage.bytes.map_or((0, None), |bytes| (bytes.total, Some((bytes.used, bytes.available))));
+    Ok((bytes, usage.inodes.map(|inodes| (inodes.total, inodes.used, inodes.available))))
+}
+
+/// Whether this volume is what is visible at a path.
+fn is_published(engine: &Arc<Engine<Linux>>, volume: &VolumePath, path: &Path) -> Result<bool, Error> {
+    let linux = engine.runner();
+    let Some(device) = linux.device(&volume.mapper_name()).map_err(|error| internal(&error))? else {
+        return Ok(false);
+    };
+    if linux.is_device(path, device.number).unwrap_or(false) {
+        return Ok(true);
+    }
+    let mounts = linux.mounts().map_err(|error| internal(&error))?;
+    Ok(lvms_host::mount::at(&mounts, path).last().is_some_and(|mount| mount.device == device.number))
+}
+
+/// A volume for a single writer is published on one path at a time.
+fn is_alone(engine: &Arc<Engine<Linux>>, volume: &VolumePath, target: &Path) -> Result<(), Error> {
+    let linux = engine.runner();
+    let Some(device) = linux.device(&volume.mapper_name()).map_err(|error| internal(&error))? else {
+        return Ok(());
+    };
+    let mounts = linux.mounts().map_err(|error| internal(&error))?;
+    match mounts.iter().find(|mount| mount.device == device.number && mount.target != target) {
+        Some(other) => {
+            let message = format!(
+                "{} is for a single writer and is published on {}",
+                volume.volume,
+                other.target.display()
+            );
+            Err(Error::new(Kind::Precondition, message))
+        }
+        None => Ok(()),
+    }
+}

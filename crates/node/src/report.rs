@@ -1,0 +1,271 @@
+//! What this node has, as an LVMNode: written when it changes, at most once a second.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use lvms_api::lvm_node::{Device, DeviceClass, Devices, OptionClass, Pool, State, Status, VolumeGroup};
+use lvms_api::{LvmNode, Quantity};
+use lvms_cluster::store::chain;
+use lvms_cluster::write::{self, is_not_found};
+use lvms_csi::Error;
+use lvms_host::desired::{self, Desired};
+use lvms_host::lvm::inventory::{Group, Inventory};
+use lvms_host::names::VgName;
+use lvms_host::runner::{Linux, Runner};
+use lvms_host::volumes::Volumes as Engine;
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::host_volumes::HostVolumes;
+use crate::known::{options, options_for};
+
+/// Between two writes.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Pools fill without LVM's knowledge: they are looked at so often, without a process.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// A write that failed is tried again after this long.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Tells the cluster what this node has.
+pub struct Report {
+    /// The cluster.
+    pub client: Client,
+    /// Where LVMNodes are.
+    pub namespace: String,
+    /// This node.
+    pub node: String,
+    /// The host.
+    pub host: Arc<HostVolumes>,
+}
+
+impl Report {
+    /// Tells it for ever. `told` has what was told last.
+    pub async fn run(self, told: Arc<watch::Sender<Option<Status>>>) {
+        let mut changes = self.host.engine.watch();
+        let mut configuration = self.host.configuration.watch();
+        let mut last = None;
+        let mut next = Instant::now();
+        loop {
+            tokio::time::sleep_until(next).await;
+            changes.mark_unchanged();
+            configuration.mark_unchanged();
+            let written = self.write(&mut last).await;
+            next = Instant::now() + if written.is_ok() { INTERVAL } else { AGAIN };
+            match written {
+                Ok(()) => {
+                    told.send_replace(last.clone());
+                    tokio::select! {
+                        changed = changes.changed() => if changed.is_err() { return },
+                        changed = configuration.changed() => if changed.is_err() { return },
+                        () = tokio::time::sleep(LOOK) => {}
+                    }
+                }
+                Err(error) => tracing::warn!(error, "what this node has could not be told"),
+            }
+        }
+    }
+
+    async fn write(&self, last: &mut Option<Status>) -> Result<(), String> {
+        let before = last.clone();
+        let status =
+            self.host.blocking(move |engine, desired| Ok(status(engine, desired, before.as_ref()))).await;
+        let status = status.map_err(|Error { message, .. }| message)?;
+        if last.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let api: Api<LvmNode> = Api::namespaced(self.client.clone(), &self.namespace);
+        let patch = Patch::Merge(json!({ "status": status }));
+        let mut patched = api.patch_status(&self.node, &PatchParams::default(), &patch).await;
+        if patched.as_ref().is_err_and(is_not_found) {
+            let node = json!(LvmNode::new(&self.node, &self.namespace));
+            write::create(&api, &node).await.map_err(|error| chain(&error))?;
+            patched = api.patch_status(&self.node, &PatchParams::default(), &patch).await;
+        }
+        patched.map_err(|error| chain(&error))?;
+        *last = Some(status);
+        Ok(())
+    }
+}
+
+/// What this node has now.
+fn status(engine: &Arc<Engine<Linux>>, desired: &Desired, before: Option<&Status>) -> Status {
+    let inventory = engine.inventory();
+    let volume_groups: Vec<VolumeGroup> =
+        desired.groups().into_iter().map(|name| volume_group(engine, desired, &inventory, name)).collect();
+    let device_classes: Vec<DeviceClass> =
+        desired.classes.iter().map(|class| device_class(engine, desired, &volume_groups, class)).collect();
+    let states = volume_groups.iter().map(|group| group.state);
+    let state = states.chain(device_classes.iter().map(|class| class.state)).max().unwrap_or_default();
+    let messages: Vec<&str> =
+        volume_groups.iter().map(|group| group.message.as_str()).filter(|text| !text.is_empty()).collect();
+    let healthy = condition(before, "VolumeGroupsHealthy", messages.is_empty(), &messages.join("; "));
+    Status {
+        state,
+        used: used(&device_classes, &volume_groups),
+        volume_groups,
+        device_classes,
+        conditions: vec![healthy],
+    }
+}
+
+fn volume_group(
+    engine: &Arc<Engine<Linux>>,
+    desired: &Desired,
+    inventory: &Inventory,
+    name: &VgName,
+) -> VolumeGroup {
+    let Some(group) = inventory.groups.get(name) else {
+        return VolumeGroup {
+            name: name.to_string(),
+            state: State::Failed,
+            message: format!("volume group {name} is not there"),
+            ..VolumeGroup::default()
+        };
+    };
+    let missing: Vec<String> = group
+        .disks
+        .iter()
+        .filter(|disk| disk.missing || disk.is_gone())
+        .map(|disk| format!("{} is missing", disk.told()))
+        .collect();
+    let stuck = engine.stuck(name).map(|stuck| stuck.to_string());
+    let state = match (&stuck, missing.is_empty()) {
+        (Some(_), _) => State::Failed,
+        (None, false) => State::Degraded,
+        (None, true) => State::Ready,
+    };
+    let included =
+        group.disks.iter().filter(|disk| !disk.missing).map(|disk| Device { kname: disk.path.clone() });
+    VolumeGroup {
+        name: name.to_string(),
+        state,
+        message: stuck.into_iter().chain(missing).collect::<Vec<_>>().join("; "),
+        size: Quantity::of(group.extents.bytes(group.extent).0),
+        free: Quantity::of(group.free.bytes(group.extent).0),
+        devices: Devices { included: included.collect(), excluded: Vec::new() },
+        volumes: desired.classes_of(name).filter_map(|class| pool(engine, group, class)).collect(),
+    }
+}
+
+fn pool(engine: &Arc<Engine<Linux>>, group: &Group, class: &desired::DeviceClass) -> Option<Pool> {
+    let name = class.pool()?;
+    let volume = group.volumes.get(name)?;
+    let state = engine.runner().pool(&group.path(name)).ok().flatten();
+    // Whole percents: a pool that is written to must not make a write of ours each time.
+    let percent = |fill: f64| format!("{fill:.0}");
+    Some(Pool {
+        name: name.to_string(),
+        size: Quantity::of(volume.size.0),
+        data_percent: state.as_ref().map(|state| percent(state.data.percent())).unwrap_or_default(),
+        metadata_percent: state.as_ref().map(|state| percent(state.metadata.percent())).unwrap_or_default(),
+    })
+}
+
+fn device_class(
+    engine: &Arc<Engine<Linux>>,
+    desired: &Desired,
+    groups: &[VolumeGroup],
+    class: &desired::DeviceClass,
+) -> DeviceClass {
+    let group = groups.iter().find(|group| group.name == class.group.as_str());
+    let mut state = group.map(|group| group.state).unwrap_or_default();
+    let mut message = group.map(|group| group.message.clone()).unwrap_or_default();
+    let capacity = |options: Vec<String>| engine.capacity(class, &options_for(class, options));
+    let available = capacity(options(class)).unwrap_or_else(|refusal| {
+        if state == State::Ready {
+            state = State::Degraded;
+            message = refusal.to_string();
+        }
+        lvms_host::units::Bytes::ZERO
+    });
+    let options = desired.option_classes.iter().map(|(name, options)| OptionClass {
+        name: name.clone(),
+        available: Quantity::of(capacity(options.clone()).unwrap_or_default().0),
+    });
+    DeviceClass {
+        name: class.name.clone(),
+        volume_group: class.group.to_string(),
+        thin_pool: class.pool().map(ToString::to_string).unwrap_or_default(),
+        default: class.default,
+        state,
+        message,
+        available: Quantity::of(available.0),
+        lvcreate_option_classes: options.collect(),
+    }
+}
+
+/// How full each class is, in one line: of a thin one its pool, of a thick one its volume group.
+fn used(classes: &[DeviceClass], groups: &[VolumeGroup]) -> String {
+    let one = |class: &DeviceClass| {
+        let group = groups.iter().find(|group| group.name == class.volume_group)?;
+        let percent = if class.thin_pool.is_empty() {
+            let (size, free) = (group.size.bytes().ok()?, group.free.bytes().ok()?);
+            (size > 0).then(|| (size.saturating_sub(free).saturating_mul(100) / size).to_string())?
+        } else {
+            group.volumes.iter().find(|pool| pool.name == class.thin_pool)?.data_percent.clone()
+        };
+        Some(format!("{} {percent}%", class.name))
+    };
+    let all: Vec<String> =
+        classes.iter().map(|class| one(class).unwrap_or_else(|| format!("{} ?", class.name))).collect();
+    all.join(", ")
+}
+
+/// A condition, whose time is that of its last change.
+fn condition(before: Option<&Status>, kind: &str, holds: bool, message: &str) -> Condition {
+    let status = if holds { "True" } else { "False" };
+    let present =
+        before.and_then(|before| before.conditions.iter().find(|condition| condition.type_ == kind));
+    let since = present
+        .filter(|present| present.status == status)
+        .map(|present| present.last_transition_time.clone());
+    Condition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: if holds { "Healthy" } else { "Unhealthy" }.to_owned(),
+        message: message.to_owned(),
+        last_transition_time: since.unwrap_or_else(|| Time(k8s_openapi::jiff::Timestamp::now())),
+        observed_generation: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_full_a_node_is_fits_in_one_line() {
+        let groups = [VolumeGroup {
+            name: "vg".into(),
+            size: Quantity::of(200),
+            free: Quantity::of(150),
+            volumes: vec![Pool { name: "pool".into(), data_percent: "63".into(), ..Pool::default() }],
+            ..VolumeGroup::default()
+        }];
+        let class = |name: &str, group: &str, pool: &str| DeviceClass {
+            name: name.into(),
+            volume_group: group.into(),
+            thin_pool: pool.into(),
+            ..DeviceClass::default()
+        };
+        let classes = [class("ssd", "vg", ""), class("thin", "vg", "pool"), class("gone", "other", "")];
+        assert_eq!(used(&classes, &groups), "ssd 25%, thin 63%, gone ?");
+    }
+
+    #[test]
+    fn a_condition_keeps_its_time_until_it_changes() {
+        let first = condition(None, "X", true, "");
+        let status = Status { conditions: vec![first.clone()], ..Status::default() };
+        std::thread::sleep(Duration::from_millis(2));
+        let same = condition(Some(&status), "X", true, "");
+        assert_eq!(same.last_transition_time, first.last_transition_time);
+        let other = condition(Some(&status), "X", false, "gone");
+        assert_ne!(other.last_transition_time, first.last_transition_time);
+    }
+}

@@ -1,0 +1,106 @@
+//! `lvms vgmanager`: this node's part of the cluster, all of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Result;
+use lvms_api::{LogicalVolume, Personality};
+use lvms_cluster::{Connection, Events, Store};
+use lvms_csi::locks::Locks;
+use lvms_csi::proto::identity_server::IdentityServer;
+use lvms_csi::proto::node_server::NodeServer;
+use lvms_csi::{Identity, Node};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::host_volumes::HostVolumes;
+use crate::metrics::Metrics;
+use crate::registration::Plugin;
+use crate::report::Report;
+use crate::sockets;
+use crate::telemetry::Telemetry;
+use crate::volumes::Volumes;
+use crate::watched;
+
+/// This node's part.
+pub struct Role {
+    /// For which driver.
+    pub personality: Personality,
+    /// The node's name.
+    pub node: String,
+    /// The way to the cluster.
+    pub connection: Connection,
+    /// Where LVMNodes are.
+    pub namespace: String,
+    /// The kubelet's directory, alike inside the pod and on the host.
+    pub kubelet: PathBuf,
+    /// The host.
+    pub host: Arc<HostVolumes>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// The version that is told to clients.
+    pub version: &'static str,
+}
+
+/// Where a driver serves CSI to the kubelet: as TopoLVM does.
+pub fn node_socket(kubelet: &Path, personality: Personality) -> PathBuf {
+    kubelet.join("plugins").join(personality.driver()).join("node").join("csi-topolvm.sock")
+}
+
+impl Role {
+    /// Serves until `stop` ends. `registered` is told whether the kubelet has taken us.
+    pub async fn run(
+        self,
+        registered: Arc<watch::Sender<bool>>,
+        stop: impl Future<Output = ()>,
+    ) -> Result<()> {
+        let Role { personality, node, connection, namespace, kubelet, host, metrics, version } = self;
+        let objects: Arc<Store<LogicalVolume>> = Arc::default();
+        let locks = Arc::new(Locks::default());
+        let volumes = Arc::new(Volumes {
+            personality,
+            node: node.clone(),
+            client: connection.client.clone(),
+            objects: Arc::clone(&objects),
+            events: Events::new(connection.client.clone(), &format!("{}-node", personality.driver()), &node),
+            host: Arc::clone(&host),
+            locks: Arc::clone(&locks),
+        });
+        let work = volumes.work();
+        let report = Report {
+            client: connection.client.clone(),
+            namespace,
+            node: node.clone(),
+            host: Arc::clone(&host),
+        };
+        let socket = node_socket(&kubelet, personality);
+        let listener = sockets::bind(&socket)?;
+        let known = Arc::new(watch::Sender::new(false));
+        let plugin = Plugin {
+            driver: personality.driver().to_owned(),
+            endpoint: socket.clone(),
+            directory: kubelet.join("plugins_registry"),
+        };
+        let mut tasks = JoinSet::new();
+        let watching = &connection.watching;
+        tasks.spawn(watched::own_volumes(objects, watching.clone(), personality, node.clone()));
+        let driver = personality.driver().to_owned();
+        tasks.spawn(watched::driver_known(watching.clone(), driver, node.clone(), Arc::clone(&known)));
+        tasks.spawn(volumes.run(work));
+        tasks.spawn(report.run(Arc::new(watch::Sender::new(None))));
+        // The kubelet asks who we are as soon as it sees the socket: CSI is served before.
+        tasks.spawn(plugin.register(known.subscribe(), registered));
+        let topology = (personality.topology_key(), node.clone());
+        let identity = Identity { name: personality.driver().to_owned(), version: version.to_owned() };
+        tracing::info!(socket = %socket.display(), node, driver = personality.driver(), "serves");
+        Server::builder()
+            .layer(Telemetry { metrics })
+            .add_service(IdentityServer::new(identity))
+            .add_service(NodeServer::new(Node { volumes: host, locks, id: node, topology }))
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
+            .await?;
+        Ok(())
+    }
+}

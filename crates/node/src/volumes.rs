@@ -1,0 +1,356 @@
+//! LogicalVolume objects of this node become LVs: each object is looked at when it, or what is on the host, changes.
+
+mod decide;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use lvms_api::logical_volume::Status;
+use lvms_api::names::{CLAIM, CREATED_BY, VOLUME_MODE};
+use lvms_api::{LogicalVolume, Personality};
+use lvms_cluster::store::chain;
+use lvms_cluster::work::Patience;
+use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::{Events, Outcome, Reference, Store, Work};
+use lvms_csi::locks::Locks;
+use lvms_csi::volumes::Source;
+use lvms_csi::{Error, Kind};
+use lvms_host::plan::volume::is_half_made;
+use serde_json::{Value, json};
+
+use self::decide::{Act, Lv, Making, code, decide};
+use crate::host_volumes::{HostVolumes, New, Present};
+use crate::known::{find_any, unknown};
+
+/// An LV that is in use, or a disk that is gone: looked at again after a second, and later at the most after this.
+const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
+
+/// So many objects are worked on at once; LVM itself does one change per volume group.
+const AT_ONCE: usize = 16;
+
+/// How long a publication of the same volume is waited for.
+const TURN: Duration = Duration::from_secs(60);
+
+/// What makes LVs of LogicalVolumes.
+pub struct Volumes {
+    /// For which driver.
+    pub personality: Personality,
+    /// This node.
+    pub node: String,
+    /// The cluster.
+    pub client: Client,
+    /// The LogicalVolumes of this node.
+    pub objects: Arc<Store<LogicalVolume>>,
+    /// What people are told.
+    pub events: Events,
+    /// The host.
+    pub host: Arc<HostVolumes>,
+    /// Shared with who publishes.
+    pub locks: Arc<Locks>,
+}
+
+/// Why an object was not done with.
+enum Failure {
+    /// The cluster has not done what was asked.
+    Cluster(kube::Error),
+    /// The host has not.
+    Host(Error),
+}
+
+impl From<kube::Error> for Failure {
+    fn from(error: kube::Error) -> Failure {
+        Failure::Cluster(error)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Host(error)
+    }
+}
+
+impl Volumes {
+    /// The names that have to be looked at, told by the objects themselves and by what happens on the host.
+    pub fn work(self: &Arc<Self>) -> Arc<Work<String>> {
+        let work = Work::new("logicalvolume", PATIENCE);
+        let (told, node) = (Arc::clone(&work), self.node.clone());
+        self.objects.listen(move |before, now| {
+            if let Some(object) = now.or(before)
+                && object.spec.node_name == node
+            {
+                told.add(object.name().to_owned());
+            }
+        });
+        work
+    }
+
+    /// Looks at them for ever.
+    pub async fn run(self: Arc<Self>, work: Arc<Work<String>>) {
+        self.objects.complete().await;
+        let host = self.clone().follow_host(Arc::clone(&work));
+        let looks = work.run(AT_ONCE, move |name| {
+            let volumes = Arc::clone(&self);
+            async move { volumes.look(&name).await }
+        });
+        tokio::join!(looks, host);
+    }
+
+    /// Somebody may have removed or grown an LV, or a volume group may be back.
+    async fn follow_host(self: Arc<Self>, work: Arc<Work<String>>) {
+        let mut changes = self.host.engine.watch();
+        let mut configuration = self.host.configuration.watch();
+        loop {
+            let changed = tokio::select! {
+                changed = changes.changed() => changed,
+                changed = configuration.changed() => changed,
+            };
+            if changed.is_err() {
+                return std::future::pending().await;
+            }
+            changes.mark_unchanged();
+            for object in self.objects.filter(|object| object.spec.node_name == self.node) {
+                if self.lv(&object) != expected(&object) {
+                    work.add(object.name().to_owned());
+                }
+            }
+        }
+    }
+
+    async fn look(self: &Arc<Self>, name: &str) -> Outcome {
+        let Some(object) = self.objects.named(name) else { return Outcome::Done };
+        if object.spec.node_name != self.node {
+            return Outcome::Done;
+        }
+        match self.act(&object).await {
+            Ok(outcome) => outcome,
+            // The watch tells what it is now.
+            Err(Failure::Cluster(error)) if is_conflict(&error) || is_not_found(&error) => Outcome::Done,
+            Err(Failure::Cluster(error)) => {
+                tracing::warn!(volume = name, error = %chain(&error), "the API did not take it");
+                Outcome::Failed
+            }
+            Err(Failure::Host(error)) => self.fail(&object, error).await,
+        }
+    }
+
+    async fn act(self: &Arc<Self>, object: &LogicalVolume) -> Result<Outcome, Failure> {
+        let mut lv = self.lv(object);
+        if lv == Lv::Absent && object.volume_id().is_some() {
+            lv = self.second_look(object).await;
+        }
+        let act = decide(object, self.personality, &lv);
+        tracing::debug!(volume = object.name(), ?lv, ?act, "looked at");
+        match act {
+            Act::Nothing => Ok(Outcome::Done),
+            Act::Mark => {
+                let mut change = write::finalizers_with(object, &self.personality.volume_finalizer());
+                change["metadata"]["labels"] = json!({ CREATED_BY.0: CREATED_BY.1 });
+                self.objects.answered(write::change(&self.api(), object, change).await?);
+                Ok(Outcome::Done)
+            }
+            Act::Make(making) => {
+                let present = self.make(object, making).await?;
+                tracing::info!(volume = object.name(), claim = object.annotation(CLAIM), lv = %present.path, "made");
+                self.tell(object, &decide::well(object.uid(), present.volume.size)).await?;
+                Ok(Outcome::Done)
+            }
+            Act::Grow(size) => {
+                let id = object.volume_id().unwrap_or_default().to_owned();
+                let (host, grown) = (Arc::clone(&self.host), id.clone());
+                let size = self.alone(&id, async move { host.enlarge(&grown, size, None).await }).await?;
+                tracing::info!(
+                    volume = object.name(),
+                    claim = object.annotation(CLAIM),
+                    size = size.0,
+                    "grown"
+                );
+                self.tell(object, &decide::well(&id, size)).await?;
+                Ok(Outcome::Done)
+            }
+            Act::Remove => {
+                let id = object.volume_id().unwrap_or(object.uid()).to_owned();
+                let snapshot = self.is_snapshot(&id);
+                let (host, removed) = (Arc::clone(&self.host), id.clone());
+                self.alone(&id, async move { host.remove(&removed, snapshot, None).await }).await?;
+                tracing::info!(volume = object.name(), claim = object.annotation(CLAIM), lv = id, "removed");
+                self.let_go(object).await
+            }
+            Act::LetGo => self.let_go(object).await,
+            Act::Tell(status) => {
+                if status.code == decide::LOST {
+                    self.events.warn(self.about(object), "Lost", status.message.clone());
+                }
+                self.tell(object, &status).await?;
+                Ok(Outcome::Done)
+            }
+            Act::Refuse(error) => Err(error.into()),
+            Act::Later(why) => {
+                self.events.warn(self.about(object), "VolumeGroupMissing", why);
+                Ok(Outcome::Failed)
+            }
+        }
+    }
+
+    /// What went wrong on the host is told where whoever wanted it looks.
+    async fn fail(&self, object: &LogicalVolume, error: Error) -> Outcome {
+        let wanted = if object.is_deleted() {
+            "RemovalFailed"
+        } else if object.volume_id().is_some() {
+            "ExpansionFailed"
+        } else {
+            "CreationFailed"
+        };
+        self.events.warn(self.about(object), wanted, error.message.clone());
+        // What others are busy with is tried again here; what was refused is for those who wanted it to decide.
+        let passes = matches!(error.kind, Kind::Busy | Kind::Unavailable);
+        if object.is_deleted() || (passes && object.volume_id().is_none()) {
+            return Outcome::Failed;
+        }
+        let before = object.status.clone().unwrap_or_default();
+        let status = Status { code: code(error.kind), message: error.message, ..before.clone() };
+        if status != before
+            && let Err(error) = self.tell(object, &status).await
+            && !is_not_found(&error)
+        {
+            tracing::warn!(volume = object.name(), error = %chain(&error), "the status could not be written");
+        }
+        Outcome::Failed
+    }
+
+    async fn make(&self, object: &LogicalVolume, making: Making) -> Result<Present, Failure> {
+        let (id, name) = (object.uid().to_owned(), object.name().to_owned());
+        let (host, locked) = (Arc::clone(&self.host), id.clone());
+        let (size, source) = match making {
+            Making::Snapshot(source) => {
+                let source = self.source(&source).await?;
+                let (Source::Volume(source) | Source::Snapshot(source)) = source;
+                let take = async move { host.take_snapshot(id, name, source, None).await };
+                return self.alone(&locked, take).await;
+            }
+            Making::Volume(size) => (size, None),
+            Making::Copy(size, source) => {
+                (size, Some(("spec.source".to_owned(), self.source(&source).await?)))
+            }
+        };
+        let new = New {
+            id,
+            name,
+            claim: object.annotation(CLAIM).map(str::to_owned),
+            class: object.spec.device_class.clone(),
+            options: object.spec.lvcreate_option_class.clone(),
+            size,
+            limit: None,
+            block: object.annotation(VOLUME_MODE) == Some("Block"),
+            source,
+        };
+        self.alone(&locked, async move { host.make(new, None).await }).await
+    }
+
+    /// The LV of the LogicalVolume with this name.
+    async fn source(&self, name: &str) -> Result<Source, Failure> {
+        let object = match self.objects.named(name) {
+            Some(object) => Some(object),
+            None => self.api().get_opt(name).await?.map(Arc::new),
+        };
+        let invalid = |kind, problem: String| Error::new(kind, format!("spec.source: {problem}"));
+        let object =
+            object.ok_or_else(|| invalid(Kind::NotFound, format!("there is no LogicalVolume {name:?}")))?;
+        if object.spec.node_name != self.node {
+            let problem =
+                format!("{name} is on node {}: a copy is made where its source is", object.spec.node_name);
+            return Err(invalid(Kind::Precondition, problem).into());
+        }
+        let id = object
+            .volume_id()
+            .ok_or_else(|| invalid(Kind::Precondition, format!("{name} has no logical volume yet")))?;
+        Ok(if self.is_snapshot(id) { Source::Snapshot(id.to_owned()) } else { Source::Volume(id.to_owned()) })
+    }
+
+    /// Does something to an LV while nobody else does, to its end.
+    async fn alone<T: Send + 'static>(
+        &self,
+        id: &str,
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let held = self.locks.hold(id, Instant::now() + TURN).await?;
+        Ok(held.to_the_end(work).await?)
+    }
+
+    fn lv(&self, object: &LogicalVolume) -> Lv {
+        let id = object.volume_id().unwrap_or(object.uid());
+        let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
+        match find_any(&desired, &inventory, id) {
+            Some(found) => Lv::Present {
+                size: found.volume.size,
+                finished: !found.facts.is_unfinished() && !is_half_made(found.volume),
+            },
+            None => match unknown(&desired, &inventory, "volumeID", id) {
+                Some(error) => Lv::Unknown(error.message),
+                None => Lv::Absent,
+            },
+        }
+    }
+
+    /// That something is missing is believed only after LVM was asked again.
+    async fn second_look(&self, object: &LogicalVolume) -> Lv {
+        let looked = self
+            .host
+            .blocking(|engine, desired| {
+                for group in desired.groups() {
+                    engine.look(group).map_err(|error| crate::status::of_volumes(&error))?;
+                }
+                Ok(())
+            })
+            .await;
+        match looked {
+            Ok(()) => self.lv(object),
+            Err(error) => Lv::Unknown(error.message),
+        }
+    }
+
+    fn is_snapshot(&self, id: &str) -> bool {
+        let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
+        find_any(&desired, &inventory, id).is_some_and(|found| found.facts.snapshot)
+    }
+
+    async fn let_go(&self, object: &LogicalVolume) -> Result<Outcome, Failure> {
+        let change = write::finalizers_without(object, &[&self.personality.volume_finalizer()]);
+        write::change(&self.api(), object, change).await?;
+        Ok(Outcome::Done)
+    }
+
+    /// Writes the status of this very object: another one may have its name by now.
+    async fn tell(&self, object: &LogicalVolume, status: &Status) -> Result<(), kube::Error> {
+        let text = |text: &str| if text.is_empty() { Value::Null } else { json!(text) };
+        let status = json!({
+            "volumeID": text(&status.volume_id),
+            "currentSize": status.current_size,
+            "code": if status.code == 0 { Value::Null } else { json!(status.code) },
+            "message": text(&status.message),
+        });
+        let patch = json!({ "metadata": { "uid": object.uid() }, "status": status });
+        let written =
+            self.api().patch_status(object.name(), &PatchParams::default(), &Patch::Merge(patch)).await?;
+        self.objects.answered(written);
+        Ok(())
+    }
+
+    fn api(&self) -> Api<LogicalVolume> {
+        Api::all_with(self.client.clone(), &self.personality)
+    }
+
+    fn about(&self, object: &LogicalVolume) -> Reference {
+        Reference::to(object, &self.personality)
+    }
+}
+
+/// The LV that a LogicalVolume with nothing left to do has.
+fn expected(object: &LogicalVolume) -> Lv {
+    let size = object.status.as_ref().and_then(|status| status.current_size.as_ref()?.bytes().ok());
+    match (object.volume_id(), size) {
+        (Some(_), Some(size)) => Lv::Present { size: lvms_host::units::Bytes(size), finished: true },
+        _ => Lv::Absent,
+    }
+}

@@ -1,0 +1,311 @@
+//! What a LogicalVolume and its LV ask for next. Decides, and does nothing.
+
+use lvms_api::logical_volume::{READ_ONLY, READ_WRITE, Status};
+use lvms_api::{LogicalVolume, Personality, Quantity};
+use lvms_csi::{Error, Kind};
+use lvms_host::units::Bytes;
+
+/// The LV of a LogicalVolume, as far as is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Lv {
+    /// It is there.
+    Present {
+        /// How large it is.
+        size: Bytes,
+        /// Whether it was finished: a copy may have been interrupted.
+        finished: bool,
+    },
+    /// It is in none of our volume groups, and all of them are there.
+    Absent,
+    /// It may be in a volume group that is not there.
+    Unknown(String),
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Act {
+    /// Nothing, until something happens.
+    Nothing,
+    /// Mark the object as ours before anything is made for it.
+    Mark,
+    /// Make the LV.
+    Make(Making),
+    /// Grow it.
+    Grow(Bytes),
+    /// Remove it, and let the object go.
+    Remove,
+    /// Let the object go: there is no LV.
+    LetGo,
+    /// Write the status.
+    Tell(Status),
+    /// Refuse what the object asks for, and say why.
+    Refuse(Error),
+    /// Look again later, and say why.
+    Later(String),
+}
+
+/// How an LV is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Making {
+    /// As a new volume.
+    Volume(Bytes),
+    /// As a copy of the LogicalVolume with this name.
+    Copy(Bytes, String),
+    /// As a snapshot of it.
+    Snapshot(String),
+}
+
+/// An LV that was there and is not any more: gRPC's code for lost data.
+pub(super) const LOST: i32 = 15;
+
+/// What to do next about an object of this node.
+pub(super) fn decide(object: &LogicalVolume, personality: Personality, lv: &Lv) -> Act {
+    if object.annotation(&personality.pending_deletion()).is_some() {
+        return Act::Nothing;
+    }
+    let marked = object.has_finalizer(&personality.volume_finalizer());
+    if object.is_deleted() {
+        return if marked { going(object, lv) } else { Act::Nothing };
+    }
+    if !marked {
+        return Act::Mark;
+    }
+    let status = object.status.clone().unwrap_or_default();
+    let size = match object.spec.size.bytes() {
+        Ok(size) => Bytes(size),
+        Err(error) => return Act::Refuse(Error::invalid("spec.size", error)),
+    };
+    if object.volume_id().is_none() {
+        coming(object, &status, size, lv)
+    } else {
+        staying(object, &status, size, lv)
+    }
+}
+
+fn going(object: &LogicalVolume, lv: &Lv) -> Act {
+    match lv {
+        Lv::Absent => Act::LetGo,
+        Lv::Unknown(why) => Act::Later(why.clone()),
+        Lv::Present { .. } if object.is_released() => Act::Remove,
+        // The leader looks whether anything still names it.
+        Lv::Present { .. } => Act::Nothing,
+    }
+}
+
+fn coming(object: &LogicalVolume, status: &Status, size: Bytes, lv: &Lv) -> Act {
+    if status.code != 0 {
+        // It was refused, and whoever wanted it takes it away.
+        return Act::Nothing;
+    }
+    match lv {
+        Lv::Present { size, finished: true } => return Act::Tell(well(object.uid(), *size)),
+        Lv::Unknown(why) => return Act::Later(why.clone()),
+        Lv::Present { finished: false, .. } | Lv::Absent => {}
+    }
+    if object.spec.source.is_empty() {
+        return Act::Make(Making::Volume(size));
+    }
+    match object.spec.access_type.as_str() {
+        READ_ONLY => Act::Make(Making::Snapshot(object.spec.source.clone())),
+        READ_WRITE => Act::Make(Making::Copy(size, object.spec.source.clone())),
+        other => {
+            let problem =
+                format!("{other:?} is neither {READ_ONLY:?}, a snapshot, nor {READ_WRITE:?}, a copy");
+            Act::Refuse(Error::invalid("spec.accessType", problem))
+        }
+    }
+}
+
+fn staying(object: &LogicalVolume, status: &Status, wanted: Bytes, lv: &Lv) -> Act {
+    let id = object.volume_id().unwrap_or_default();
+    match lv {
+        Lv::Present { size, .. } => {
+            let known = status.current_size.as_ref().and_then(|size| size.bytes().ok());
+            let lost_and_found = status.code == LOST;
+            if known != Some(size.0) || lost_and_found {
+                return Act::Tell(Status { code: 0, message: String::new(), ..well(id, *size) });
+            }
+            if wanted > *size && !object.is_snapshot() {
+                return Act::Grow(wanted);
+            }
+            if status.code != 0 {
+                // What was refused is not asked for any more.
+                return Act::Tell(well(id, *size));
+            }
+            Act::Nothing
+        }
+        Lv::Unknown(why) => Act::Later(why.clone()),
+        Lv::Absent => {
+            let message = format!(
+                "Lost: the logical volume {id} is in no volume group of this node any more; it is not made again, \
+                 because it would be empty"
+            );
+            let lost = Status { code: LOST, message, ..status.clone() };
+            if lost == *status { Act::Nothing } else { Act::Tell(lost) }
+        }
+    }
+}
+
+/// The status of what is as it should be.
+pub(super) fn well(id: &str, size: Bytes) -> Status {
+    Status {
+        volume_id: id.to_owned(),
+        current_size: Some(Quantity::of(size.0)),
+        code: 0,
+        message: String::new(),
+    }
+}
+
+/// The code by which a LogicalVolume says what kind of failure it was.
+pub(super) fn code(kind: Kind) -> i32 {
+    tonic::Status::from(Error::new(kind, "")).code().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lvms_api::logical_volume::Spec;
+
+    const P: Personality = Personality::Topolvm;
+    const GIB: u64 = 1 << 30;
+
+    fn object() -> LogicalVolume {
+        let spec =
+            Spec { name: "pvc-1".into(), node_name: "n1".into(), size: Quantity::of(GIB), ..Spec::default() };
+        let mut object = LogicalVolume::new(P, spec);
+        object.metadata.uid = Some("uid".into());
+        object
+    }
+
+    fn settled() -> LogicalVolume {
+        LogicalVolume { status: Some(well("uid", Bytes(GIB))), ..object() }
+    }
+
+    fn present(size: u64) -> Lv {
+        Lv::Present { size: Bytes(size), finished: true }
+    }
+
+    fn deleted(mut object: LogicalVolume) -> LogicalVolume {
+        let now =
+            k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
+        object.metadata.deletion_timestamp = Some(now);
+        object
+    }
+
+    fn annotated(mut object: LogicalVolume, key: &str) -> LogicalVolume {
+        object.metadata.annotations.get_or_insert_default().insert(key.to_owned(), "true".to_owned());
+        object
+    }
+
+    #[test]
+    fn a_new_object_gets_an_lv_and_one_made_by_hand_is_marked_first() {
+        assert_eq!(decide(&object(), P, &Lv::Absent), Act::Make(Making::Volume(Bytes(GIB))));
+        let mut by_hand = object();
+        by_hand.metadata.finalizers = None;
+        assert_eq!(decide(&by_hand, P, &Lv::Absent), Act::Mark);
+    }
+
+    #[test]
+    fn an_lv_whose_making_was_not_told_is_adopted_and_an_interrupted_one_goes_on() {
+        assert_eq!(decide(&object(), P, &present(GIB)), Act::Tell(well("uid", Bytes(GIB))));
+        let half = Lv::Present { size: Bytes(GIB), finished: false };
+        assert_eq!(decide(&object(), P, &half), Act::Make(Making::Volume(Bytes(GIB))));
+    }
+
+    #[test]
+    fn copies_and_snapshots_are_told_apart_and_anything_else_is_refused() {
+        let with = |access: &str| {
+            let mut object = object();
+            object.spec.source = "pvc-0".into();
+            object.spec.access_type = access.into();
+            decide(&object, P, &Lv::Absent)
+        };
+        assert_eq!(with("rw"), Act::Make(Making::Copy(Bytes(GIB), "pvc-0".into())));
+        assert_eq!(with("ro"), Act::Make(Making::Snapshot("pvc-0".into())));
+        assert!(matches!(with("rx"), Act::Refuse(error) if error.message.contains("spec.accessType")));
+    }
+
+    #[test]
+    fn what_was_refused_is_left_to_whoever_wanted_it() {
+        let refused = Status { code: 8, message: "no room".into(), ..Status::default() };
+        let object = LogicalVolume { status: Some(refused), ..object() };
+        assert_eq!(decide(&object, P, &Lv::Absent), Act::Nothing);
+    }
+
+    #[test]
+    fn a_missing_size_is_filled_from_the_lv_before_it_grows() {
+        let mut object = settled();
+        object.spec.size = Quantity::of(2 * GIB);
+        object.status.as_mut().unwrap().current_size = None;
+        assert_eq!(decide(&object, P, &present(GIB)), Act::Tell(well("uid", Bytes(GIB))));
+        object.status = Some(well("uid", Bytes(GIB)));
+        assert_eq!(decide(&object, P, &present(GIB)), Act::Grow(Bytes(2 * GIB)));
+        object.status = Some(well("uid", Bytes(2 * GIB)));
+        assert_eq!(decide(&object, P, &present(2 * GIB)), Act::Nothing);
+    }
+
+    #[test]
+    fn a_lowered_size_changes_nothing_and_ends_a_refused_growth() {
+        let mut object = settled();
+        object.spec.size = Quantity::of(GIB / 2);
+        assert_eq!(decide(&object, P, &present(GIB)), Act::Nothing);
+        let status = object.status.as_mut().unwrap();
+        (status.code, status.message) = (11, "too large".into());
+        assert_eq!(decide(&object, P, &present(GIB)), Act::Tell(well("uid", Bytes(GIB))));
+    }
+
+    #[test]
+    fn an_lv_that_is_missing_is_lost_and_never_made_again() {
+        let Act::Tell(status) = decide(&settled(), P, &Lv::Absent) else { panic!() };
+        assert_eq!((status.code, status.volume_id.as_str()), (LOST, "uid"));
+        let lost = LogicalVolume { status: Some(status), ..settled() };
+        assert_eq!(decide(&lost, P, &Lv::Absent), Act::Nothing);
+        assert_eq!(decide(&lost, P, &present(GIB)), Act::Tell(well("uid", Bytes(GIB))));
+        let unknown = Lv::Unknown("vg is not there".into());
+        assert_eq!(decide(&settled(), P, &unknown), Act::Later("vg is not there".into()));
+        assert_eq!(decide(&object(), P, &unknown), Act::Later("vg is not there".into()));
+    }
+
+    #[test]
+    fn an_lv_is_removed_with_both_keys_only() {
+        assert_eq!(decide(&deleted(settled()), P, &present(GIB)), Act::Nothing);
+        let released = annotated(settled(), lvms_api::names::RELEASED);
+        assert_eq!(decide(&released, P, &present(GIB)), Act::Nothing);
+        assert_eq!(decide(&deleted(released.clone()), P, &present(GIB)), Act::Remove);
+        assert_eq!(decide(&deleted(released), P, &Lv::Absent), Act::LetGo);
+        let unknown = Lv::Unknown("vg".into());
+        let released = annotated(settled(), lvms_api::names::RELEASED);
+        assert_eq!(decide(&deleted(released), P, &unknown), Act::Later("vg".into()));
+    }
+
+    #[test]
+    fn an_object_whose_node_has_left_is_not_touched() {
+        let pending = annotated(object(), "topolvm.io/pendingdeletion");
+        assert_eq!(decide(&pending, P, &Lv::Absent), Act::Nothing);
+        let mut gone = deleted(pending);
+        gone.metadata.finalizers = None;
+        assert_eq!(decide(&gone, P, &present(GIB)), Act::Nothing);
+    }
+
+    #[test]
+    fn a_finalizer_is_never_added_to_what_is_being_deleted() {
+        let mut object = deleted(object());
+        object.metadata.finalizers = Some(vec!["somebody/else".into()]);
+        assert_eq!(decide(&object, P, &Lv::Absent), Act::Nothing);
+    }
+
+    #[test]
+    fn a_size_that_makes_no_sense_is_refused_with_the_field() {
+        let mut object = object();
+        object.spec.size = Quantity::from("-1Gi");
+        let Act::Refuse(error) = decide(&object, P, &Lv::Absent) else { panic!() };
+        assert!(error.message.starts_with("spec.size:"), "{}", error.message);
+    }
+
+    #[test]
+    fn failures_have_the_codes_of_grpc() {
+        assert_eq!(code(Kind::NoSpace), 8);
+        assert_eq!(code(Kind::OutOfRange), 11);
+        assert_eq!(code(Kind::Invalid), 3);
+    }
+}

@@ -1,0 +1,83 @@
+//! What a node watches: the LogicalVolumes that are its own, and whether the kubelet knows its driver.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Client, Resource};
+use lvms_api::{LogicalVolume, Personality};
+use lvms_cluster::Store;
+use lvms_cluster::slim::CsiNode;
+use lvms_cluster::store::{self, Keep};
+use tokio::sync::watch;
+
+/// Follows the LogicalVolumes of a node for ever. Where the definition has selectable fields the API server sends no
+/// others; where it has not (an older API server, or another product has applied its own definition) they are left out
+/// while they are read, until the definition changes.
+pub async fn own_volumes(
+    store: Arc<Store<LogicalVolume>>,
+    client: Client,
+    personality: Personality,
+    node: String,
+) {
+    let api: Api<LogicalVolume> = Api::all_with(client.clone(), &personality);
+    let name = node.clone();
+    let keep: Keep<LogicalVolume> = Box::new(move |object| object.spec.node_name == name);
+    loop {
+        let selected = store::config().fields(&format!("spec.nodeName={node}"));
+        store.follow_stream(watcher(api.clone(), selected), &keep, is_unknown_field).await;
+        tracing::info!("LogicalVolumes cannot be selected by their node: all are read");
+        tokio::select! {
+            _ = store.follow_stream(watcher(api.clone(), store::config()), &keep, |_| false) => {}
+            () = definition_changed(client.clone(), personality) => {}
+        }
+    }
+}
+
+/// Whether the API server does not know the field by which was selected.
+fn is_unknown_field(error: &watcher::Error) -> bool {
+    if let watcher::Error::InitialListFailed(kube::Error::Api(status))
+    | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+    | watcher::Error::WatchFailed(kube::Error::Api(status))
+    | watcher::Error::WatchError(status) = error
+    {
+        return status.code == 400;
+    }
+    false
+}
+
+/// Ends when somebody has changed the definition of LogicalVolumes.
+async fn definition_changed(client: Client, personality: Personality) {
+    let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
+    let name = format!("{}.{}", LogicalVolume::plural(&personality), personality.driver());
+    let mut definitions = std::pin::pin!(watcher::watch_object(api, &name));
+    let mut first = None;
+    while let Some(definition) = definitions.next().await {
+        match definition {
+            Ok(definition) => {
+                let generation = definition.and_then(|definition| definition.metadata.generation);
+                if *first.get_or_insert(generation) != generation {
+                    return;
+                }
+            }
+            Err(error) => {
+                tracing::debug!(error = %store::chain(&error), "the definition of LogicalVolumes cannot be watched");
+                tokio::time::sleep(Duration::from_secs(30)).await;
+            }
+        }
+    }
+}
+
+/// Follows whether the kubelet of a node has written a driver into its CSINode.
+pub async fn driver_known(client: Client, driver: String, node: String, known: Arc<watch::Sender<bool>>) {
+    let store: Arc<Store<CsiNode>> = Arc::default();
+    store.listen(move |_, now| {
+        let there = now.is_some_and(|node| node.spec.drivers.iter().any(|present| present.name == driver));
+        known.send_if_modified(|known| std::mem::replace(known, there) != there);
+    });
+    let config = store::config().fields(&format!("metadata.name={node}"));
+    store.follow(Api::all(client), config, Box::new(|_| true)).await;
+}
