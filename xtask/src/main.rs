@@ -13,6 +13,7 @@ mod bench;
 mod cache;
 mod cluster;
 mod commands;
+mod deployed;
 mod driver;
 mod guest;
 mod lab;

@@ -34,7 +34,10 @@ pub(crate) fn node_files(cache: &Cache) -> Result<Vec<NodeFile>> {
     let entry = cache.entry("peer-images", &inputs, |path| {
         IMAGES.iter().zip(&made).try_for_each(|(name, images)| images::write(&path.join(name), images))
     })?;
-    let mut files = vec![("bin/csi-sanity".to_owned(), csi_sanity(cache)?)];
+    let mut files = vec![
+        ("bin/csi-sanity".to_owned(), csi_sanity(cache)?),
+        ("bin/registrar".to_owned(), topolvm::registrar(cache)?),
+    ];
     files.extend(IMAGES.map(|name| (format!("images/{name}"), entry.join(name))));
     Ok(files)
 }

@@ -6,14 +6,17 @@
 //! - [`lab`]: the lab itself.
 //! - [`sanity`]: csi-sanity against the standalone driver.
 //! - [`cluster`]: a Kubernetes with three nodes.
+//! - [`kubernetes`]: lvms in a Kubernetes with three nodes.
 //! - [`topolvm`]: TopoLVM in a Kubernetes with one node.
 
 mod choice;
 pub(crate) mod cluster;
 pub(crate) mod host;
+pub(crate) mod kubernetes;
 pub(crate) mod lab;
 mod results;
 pub(crate) mod sanity;
+mod stage;
 pub(crate) mod topolvm;
 pub(crate) mod unit;
 
@@ -32,6 +35,7 @@ pub(crate) enum Suite {
     Lab,
     Sanity,
     Cluster,
+    Kubernetes,
     Topolvm,
 }
 
@@ -40,7 +44,7 @@ impl Suite {
     pub(crate) fn needs_kubernetes(self) -> bool {
         match self {
             Suite::Unit | Suite::Host | Suite::Crash | Suite::Lab | Suite::Sanity => false,
-            Suite::Cluster | Suite::Topolvm => true,
+            Suite::Cluster | Suite::Kubernetes | Suite::Topolvm => true,
         }
     }
 
@@ -55,8 +59,16 @@ impl Suite {
     }
 
     /// All of them. What takes long in one piece comes first, so that the rest can be divided evenly.
-    pub(crate) const ALL: [Suite; 7] =
-        [Suite::Unit, Suite::Topolvm, Suite::Cluster, Suite::Crash, Suite::Sanity, Suite::Host, Suite::Lab];
+    pub(crate) const ALL: [Suite; 8] = [
+        Suite::Unit,
+        Suite::Topolvm,
+        Suite::Kubernetes,
+        Suite::Cluster,
+        Suite::Crash,
+        Suite::Sanity,
+        Suite::Host,
+        Suite::Lab,
+    ];
 
     /// What a person calls it.
     pub(crate) fn name(self) -> &'static str {
@@ -67,6 +79,7 @@ impl Suite {
             Suite::Lab => "lab",
             Suite::Sanity => "sanity",
             Suite::Cluster => "cluster",
+            Suite::Kubernetes => "kubernetes",
             Suite::Topolvm => "topolvm",
         }
     }
@@ -93,7 +106,7 @@ mod tests {
         let error = Suite::named("hots").unwrap_err().to_string();
         assert_eq!(
             error,
-            "there is no suite \"hots\": use one of unit, topolvm, cluster, crash, sanity, host, lab"
+            "there is no suite \"hots\": use one of unit, topolvm, kubernetes, cluster, crash, sanity, host, lab"
         );
     }
 }

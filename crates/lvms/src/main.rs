@@ -2,11 +2,14 @@
 //!
 //! This crate wires: it parses the command line, opens the host ([`host`]), starts what a role needs, and ends it in
 //! order. `lvms standalone` is a complete CSI driver without Kubernetes ([`standalone`]): its volumes are those of this
-//! host ([`local`]), its only state is in LVM's metadata. `lvms vgmanager` ([`vgmanager`]) is one node of a cluster.
+//! host ([`local`]), its only state is in LVM's metadata. `lvms vgmanager` ([`vgmanager`]) is one node of a
+//! cluster, `lvms operator` ([`operator`]) what a cluster has once.
 
 mod check;
+mod cluster;
 mod host;
 mod local;
+mod operator;
 mod serving;
 mod standalone;
 mod vgmanager;
@@ -37,6 +40,8 @@ enum LogForm {
 enum Command {
     /// Serve volumes of this host by CSI on a unix socket, without Kubernetes.
     Standalone(standalone::Options),
+    /// Be the part of a Kubernetes cluster that is there once: claims become volumes, and volumes go.
+    Operator(operator::Options),
     /// Be one node of a Kubernetes cluster: its volumes, its kubelet's driver, its capacity.
     Vgmanager(vgmanager::Options),
     /// Say what is wrong with a configuration, and with this host for it.
@@ -64,6 +69,10 @@ fn main() -> ExitCode {
         Command::Standalone(options) => {
             log(arguments.log);
             standalone::run(options).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Operator(options) => {
+            log(arguments.log);
+            operator::run(options).map(|()| ExitCode::SUCCESS)
         }
         Command::Vgmanager(options) => {
             log(arguments.log);

@@ -37,23 +37,28 @@ pub(crate) fn runtime() -> Result<Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().max_blocking_threads(64).enable_all().build()?)
 }
 
-/// Serves figures, and whether we are ready, at an address.
+/// Serves the figures of a host, and whether we are ready, at an address.
 pub(crate) async fn figures(
     address: Address,
     metrics: Arc<Metrics>,
     volumes: Arc<HostVolumes>,
     ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
 ) -> Result<()> {
+    health(address, ready, move || metrics.text(&volumes.engine, &volumes.configuration)).await
+}
+
+/// Serves figures, and whether we are ready, at an address.
+pub(crate) async fn health(
+    address: Address,
+    ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
+    figures: impl Fn() -> String + Clone + Send + Sync + 'static,
+) -> Result<()> {
     let Address(Some(address)) = address else { return Ok(()) };
     let listener =
         TcpListener::bind(address).await.with_context(|| format!("--metrics-bind-address {address}"))?;
     let text = move || {
-        let (metrics, volumes) = (Arc::clone(&metrics), Arc::clone(&volumes));
-        async move {
-            let text =
-                tokio::task::spawn_blocking(move || metrics.text(&volumes.engine, &volumes.configuration));
-            text.await.unwrap_or_default()
-        }
+        let figures = figures.clone();
+        async move { tokio::task::spawn_blocking(figures).await.unwrap_or_default() }
     };
     let readiness = move || {
         let ready = ready();

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
-use lvms_api::Personality;
-use lvms_cluster::Connection;
 use lvms_node::metrics::Metrics;
 use lvms_node::role::Role;
 use tokio::sync::watch;
 
+use crate::cluster;
 use crate::host::{self, Host};
 use crate::serving::{self, Address};
 
@@ -20,7 +19,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     host: host::Arguments,
     #[command(flatten)]
-    cluster: ClusterArguments,
+    cluster: cluster::Arguments,
     /// This node's name, as Kubernetes knows it.
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     nodename: String,
@@ -30,34 +29,6 @@ pub(crate) struct Options {
     /// Where to serve Prometheus' figures (/metrics) and health (/healthz, /readyz), as address:port; 0 for nowhere.
     #[arg(long, value_name = "ADDRESS", default_value = ":8080")]
     metrics_bind_address: Address,
-}
-
-/// How the cluster is reached.
-#[derive(Args)]
-pub(crate) struct ClusterArguments {
-    /// How to reach the API server, if not as a pod does.
-    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
-    kubeconfig: Option<PathBuf>,
-    /// Where our own objects are; the pod's namespace if it is not given.
-    #[arg(long, value_name = "NAME", env = "NAMESPACE")]
-    namespace: Option<String>,
-    /// Not empty: stand in for TopoLVM under the name that it had before 0.16.
-    #[arg(long, value_name = "ANYTHING", env = "USE_LEGACY", hide = true)]
-    use_legacy: Option<String>,
-}
-
-impl ClusterArguments {
-    pub(crate) async fn connect(&self) -> Result<Connection> {
-        Ok(Connection::open(self.kubeconfig.as_deref()).await?)
-    }
-
-    pub(crate) fn namespace(&self, connection: &Connection) -> String {
-        self.namespace.clone().unwrap_or_else(|| connection.namespace.clone())
-    }
-
-    pub(crate) fn personality(&self) -> Personality {
-        Personality::from_legacy_switch(self.use_legacy.as_deref())
-    }
 }
 
 /// Serves until it is told to end.

@@ -70,7 +70,6 @@ impl Plugin {
             let answer = tokio::time::timeout(PATIENCE, answers.wait_for(Option::is_some)).await;
             match answer.ok().and_then(|answer| answer.ok().and_then(|answer| answer.clone())) {
                 Some(Ok(())) => {
-                    tracing::info!(driver = self.driver, "registered with the kubelet");
                     registered.send_replace(true);
                     pause = FIRST;
                     unknown_again(&mut known, &mut answers).await;
@@ -154,6 +153,9 @@ impl Registration for Answers {
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         let status = request.into_inner();
+        if status.plugin_registered {
+            tracing::info!(driver = self.info.name, "registered with the kubelet");
+        }
         let answer = if status.plugin_registered { Ok(()) } else { Err(status.error) };
         self.told.send_replace(Some(answer));
         Ok(Response::new(RegistrationStatusResponse {}))

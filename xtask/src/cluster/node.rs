@@ -68,7 +68,8 @@ impl Node {
             ("etc/kubernetes/kubelet.kubeconfig", authority.kubeconfig(server, &user, &["system:nodes"])?),
             ("etc/kubernetes/kubelet.json", kubelet(options)),
             ("etc/kubernetes/kube-proxy.kubeconfig", authority.kubeconfig(server, "system:kube-proxy", &[])?),
-            ("etc/kubernetes/start", start_script(&name, guest.address, options)),
+            ("etc/kubernetes/start-kubelet", kubelet_script(&name, guest.address)),
+            ("etc/kubernetes/start", start_script(&name, options)),
         ];
         let node = Node { name, guest };
         let guest = &node.guest;
@@ -81,6 +82,14 @@ impl Node {
         let started = guest.command(["bash", "/etc/kubernetes/start"]).limit(Duration::from_secs(400)).run();
         started.inspect_err(|_| node.collect_logs())?;
         Ok(node)
+    }
+
+    /// Kills the kubelet and starts it again.
+    pub(crate) fn restart_kubelet(&self) -> Result<()> {
+        self.guest
+            .script("pkill -9 -x kubelet; while pgrep -x kubelet; do sleep 0.1; done; sh /etc/kubernetes/start-kubelet")
+            .run()?;
+        Ok(())
     }
 
     pub(super) fn collect_logs(&self) {
@@ -144,8 +153,16 @@ fn kubelet(options: &Options) -> String {
     .to_string()
 }
 
-/// Programs that stay must not hold the script's outputs, or the script would not end.
-fn start_script(name: &str, address: Ipv4Addr, options: &Options) -> String {
+/// Programs that stay must not hold a script's outputs, or the script would not end.
+fn kubelet_script(name: &str, address: Ipv4Addr) -> String {
+    format!(
+        "setsid kubelet --config=/etc/kubernetes/kubelet.json --kubeconfig=/etc/kubernetes/kubelet.kubeconfig \
+ --hostname-override={name} --node-ip={address} </dev/null >>/var/log/kubelet.log 2>&1 &
+"
+    )
+}
+
+fn start_script(name: &str, options: &Options) -> String {
     let images: Vec<String> =
         [images::OWN].into_iter().map(str::to_owned).chain(options.images.iter().cloned()).collect();
     let gates = options.feature_gates.join(",");
@@ -157,8 +174,7 @@ stay() {{ name=$1; shift; setsid \"$@\" </dev/null >>\"/var/log/$name.log\" 2>&1
 stay containerd containerd
 until ctr version >/dev/null 2>&1; do sleep 0.2; done
 for image in {images}; do ctr -n k8s.io images import \"/opt/lab/images/$image\"; done
-stay kubelet kubelet --config=/etc/kubernetes/kubelet.json --kubeconfig=/etc/kubernetes/kubelet.kubeconfig \
- --hostname-override={name} --node-ip={address}
+sh /etc/kubernetes/start-kubelet
 stay kube-proxy kube-proxy --kubeconfig=/etc/kubernetes/kube-proxy.kubeconfig --hostname-override={name} \
  --cluster-cidr={PODS} --proxy-mode=iptables --conntrack-max-per-core=0 --conntrack-min=0 {gates}
 ",

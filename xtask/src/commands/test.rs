@@ -13,8 +13,8 @@ use crate::lab::namespace;
 use crate::lab::runs::Run;
 use crate::lab::{Lab, Prepared};
 use crate::packages::machine;
-use crate::suites::{self, Choice, Results, Suite, cluster, host, lab, sanity, topolvm, unit};
-use crate::{driver, peers};
+use crate::suites::{self, Choice, Results, Suite, cluster, host, kubernetes, lab, sanity, topolvm, unit};
+use crate::{deployed, driver, peers};
 
 /// Which tests.
 #[derive(Args)]
@@ -140,8 +140,14 @@ fn prepare(
         prepared.share(&run.directory, &peers::csi_sanity(cache)?)?;
     }
     if suites.iter().any(|suite| suite.needs_kubernetes()) {
-        let peers = if suites.contains(&Suite::Topolvm) { peers::node_files(cache)? } else { Vec::new() };
-        prepared.with_cluster(cache, &run.directory, kubernetes, &peers)?;
+        let mut files = Vec::new();
+        if suites.contains(&Suite::Topolvm) || suites.contains(&Suite::Kubernetes) {
+            files.extend(peers::node_files(cache)?);
+        }
+        if suites.contains(&Suite::Kubernetes) {
+            files.extend(deployed::node_files(&run.directory)?);
+        }
+        prepared.with_cluster(cache, &run.directory, kubernetes, &files)?;
     }
     prepared.suites = suites.to_vec();
     prepared.save(&run.directory)?;
@@ -170,6 +176,9 @@ pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
             Suite::Lab => lab::run_inside(&started, &choice, results),
             Suite::Sanity => sanity::run(&started, &choice, results),
             Suite::Cluster => cluster::run(&started, prepared.programs()?, &choice, results),
+            Suite::Kubernetes => {
+                kubernetes::run(&started, &Cache::open()?, prepared.programs()?, &choice, results)
+            }
             Suite::Topolvm => topolvm::run(&started, &Cache::open()?, prepared.programs()?, &choice, results),
         }
     };
@@ -192,6 +201,7 @@ fn list(suites: &[Suite], filter: &str) -> Result<ExitCode> {
             Suite::Lab => lab::list(),
             Suite::Sanity => sanity::list(),
             Suite::Cluster => cluster::list(),
+            Suite::Kubernetes => kubernetes::list(),
             Suite::Topolvm => topolvm::list(),
         };
         for name in names.iter().filter(|name| suites::matches(name, filter)) {

@@ -6,6 +6,7 @@
 //! TopoLVM's programs alone, which uses the node's for filesystems.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::{Disk, GIB, link_by_id};
@@ -69,6 +70,11 @@ pub(crate) fn controller_node(cluster: &Cluster) -> Result<&Node> {
     cluster.nodes().first().context("a cluster without nodes")
 }
 
+/// What tells a kubelet of a driver that does not do so itself.
+pub(crate) fn registrar(cache: &Cache) -> Result<PathBuf> {
+    Ok(REGISTRAR.programs(cache)?.join("registrar"))
+}
+
 /// The images that [`install`] needs on the nodes.
 pub(crate) fn images(cache: &Cache) -> Result<Vec<Image>> {
     let mut image = Image::new("lab.lvms.io/topolvm-with-sidecar:0.41.0")
@@ -76,7 +82,7 @@ pub(crate) fn images(cache: &Cache) -> Result<Vec<Image>> {
         .file("/csi-provisioner", &PROVISIONER.programs(cache)?.join("csi-provisioner"))
         .file("/csi-resizer", &RESIZER.programs(cache)?.join("csi-resizer"))
         .file("/csi-snapshotter", &SNAPSHOTTER.programs(cache)?.join("csi-snapshotter"))
-        .file("/csi-node-driver-registrar", &REGISTRAR.programs(cache)?.join("registrar"))
+        .file("/csi-node-driver-registrar", &registrar(cache)?)
         .directory("/usr");
     for name in ["lvmd", "topolvm-node", "topolvm-controller"] {
         image = image.link(&format!("/{name}"), "hypertopolvm");

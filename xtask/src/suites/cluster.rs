@@ -40,15 +40,15 @@ pub(super) fn names(cases: &[Case]) -> impl Iterator<Item = String> {
 }
 
 /// Tests that share a cluster.
-pub(super) struct InOneCluster {
+pub(super) struct InOneCluster<'a> {
     pub(super) suite: Suite,
     /// What a lab claims to run them.
     pub(super) part: &'static str,
     pub(super) options: Options,
-    pub(super) cases: &'static [Case],
+    pub(super) cases: &'a [Case],
 }
 
-impl InOneCluster {
+impl InOneCluster<'_> {
     /// Starts and prepares the cluster if there is a test to run, and runs them.
     pub(super) fn run(
         &self,

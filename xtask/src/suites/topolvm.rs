@@ -3,22 +3,22 @@
 //! Each test has its own namespace and ends when all that it took of its volume group is free again, to the byte.
 
 mod sanity;
-mod stage;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::GIB;
 
 use super::cluster::{self, Case, InOneCluster};
+use super::stage::{Product, keep, on_a_stage, returning_all_space};
 use super::{Choice, Results, Suite};
 use crate::cache::Cache;
 use crate::cluster::programs::Programs;
 use crate::cluster::{Cluster, Options};
 use crate::lab::Lab;
 use crate::peers;
-use crate::peers::topolvm::{THICK, THICK_GROUP, THIN, THIN_GROUP};
-use stage::{on_a_stage, returning_all_space};
+use crate::peers::topolvm::{NAMESPACE, THICK, THICK_GROUP, THIN, THIN_GROUP};
 
 const CASES: &[Case] = &[
     ("one_node_is_ready_and_its_pod_reaches_a_service", cluster::a_pod_on_each_node_reaches_a_service),
@@ -63,12 +63,30 @@ pub(crate) fn run(
     Ok(())
 }
 
+const TOPOLVM: Product = Product { space, collect_logs };
+
+/// The space of all nodes.
+fn space(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
+    let mut all = BTreeMap::new();
+    for node in cluster.nodes() {
+        let space = peers::topolvm::space(&node.guest)?;
+        all.extend(space.into_iter().map(|(what, bytes)| (format!("{} {what}", node.name), bytes)));
+    }
+    Ok(all)
+}
+
+fn collect_logs(cluster: &Cluster, test: &str) {
+    let selector = "--selector=app.kubernetes.io/name=topolvm";
+    let logs = ["--namespace", NAMESPACE, "logs", selector, "--all-containers", "--prefix", "--tail=-1"];
+    keep(&format!("{test}-topolvm.log"), cluster.kubectl(logs));
+}
+
 /// Fills a file with new random bytes and prints their checksum.
 const WRITE: &str = "dd if=/dev/urandom of=/data/bytes bs=1M count=8 && sync && sha256sum /data/bytes";
 const READ: &str = "sha256sum /data/bytes";
 
 fn a_thick_volume_keeps_its_data_when_its_pod_is_made_again(cluster: &Cluster) -> Result<()> {
-    on_a_stage(cluster, "topolvm-keeps-data", THICK_GROUP, |stage| {
+    on_a_stage(cluster, &TOPOLVM, "topolvm-keeps-data", THICK_GROUP, |stage| {
         stage.claim("data", THICK, "1Gi")?;
         stage.start_pod("writer", "data", None)?;
         let claim = stage.get("pvc", "data")?;
@@ -98,7 +116,7 @@ fn a_mounted_thin_volume_grows(cluster: &Cluster) -> Result<()> {
 }
 
 fn grows_while_mounted(cluster: &Cluster, namespace: &str, class: &str, group: &str) -> Result<()> {
-    on_a_stage(cluster, namespace, group, |stage| {
+    on_a_stage(cluster, &TOPOLVM, namespace, group, |stage| {
         stage.claim("data", class, "1Gi")?;
         stage.start_pod("user", "data", None)?;
         let written = stage.run_in("user", WRITE)?;
@@ -130,7 +148,7 @@ fn filesystem_size(df: &str) -> Result<u64> {
 }
 
 fn a_snapshot_is_restored_as_it_was_though_its_origin_changed(cluster: &Cluster) -> Result<()> {
-    on_a_stage(cluster, "topolvm-snapshot", THIN_GROUP, |stage| {
+    on_a_stage(cluster, &TOPOLVM, "topolvm-snapshot", THIN_GROUP, |stage| {
         stage.claim("origin", THIN, "1Gi")?;
         stage.start_pod("origin", "origin", None)?;
         let then = stage.run_in("origin", WRITE)?;
@@ -155,14 +173,14 @@ const NOT_OF_THICK_VOLUMES: [&str; 4] =
     ["CreateVolume.*source snapshot", "CreateVolume.*source volume", "CreateSnapshot", "DeleteSnapshot"];
 
 fn csi_sanity_passes_on_thick_volumes(cluster: &Cluster) -> Result<()> {
-    returning_all_space(cluster, "csi-sanity-thick", || {
+    returning_all_space(cluster, &TOPOLVM, "csi-sanity-thick", || {
         sanity::run(cluster, "thick", None, &NOT_OF_THICK_VOLUMES, 40)
     })
 }
 
 fn csi_sanity_passes_on_thin_volumes(cluster: &Cluster) -> Result<()> {
     let parameters = "csi.storage.k8s.io/fstype: xfs\ntopolvm.io/device-class: thin\n";
-    returning_all_space(cluster, "csi-sanity-thin", || {
+    returning_all_space(cluster, &TOPOLVM, "csi-sanity-thin", || {
         sanity::run(cluster, "thin", Some(parameters), &[], 52)
     })
 }

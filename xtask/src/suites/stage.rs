@@ -7,11 +7,19 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
-use crate::peers::topolvm::{self, NAMESPACE};
+
+/// Whose volumes a test is about.
+pub(super) struct Product {
+    /// What is free and what is taken, in bytes, by names that begin with the node's.
+    pub(super) space: fn(&Cluster) -> Result<BTreeMap<String, u64>>,
+    /// Puts what it has logged into the run's directory, under the name of a test.
+    pub(super) collect_logs: fn(&Cluster, &str),
+}
 
 /// What a test acts on.
 pub(super) struct Stage<'a> {
-    cluster: &'a Cluster,
+    pub(super) cluster: &'a Cluster,
+    product: &'a Product,
     namespace: &'a str,
     /// The volume group from which it takes space.
     group: &'a str,
@@ -22,11 +30,12 @@ pub(super) struct Stage<'a> {
 /// Lets a test act in a namespace of its own, which is removed in any case.
 pub(super) fn on_a_stage(
     cluster: &Cluster,
+    product: &Product,
     namespace: &str,
     group: &str,
     act: impl FnOnce(&Stage<'_>) -> Result<()>,
 ) -> Result<()> {
-    let stage = Stage { cluster, namespace, group, before: space(cluster, group)? };
+    let stage = Stage { cluster, product, namespace, group, before: space(product, cluster, group)? };
     cluster.kubectl(["create", "namespace", namespace])?;
     let acted = stage.await_account().and_then(|()| act(&stage)).inspect_err(|_| stage.collect_logs());
     let cleared = stage.clear();
@@ -36,12 +45,13 @@ pub(super) fn on_a_stage(
 /// Lets a test act, and then waits until all space is free that was free before.
 pub(super) fn returning_all_space(
     cluster: &Cluster,
+    product: &Product,
     test: &str,
     act: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    let before = space(cluster, "")?;
-    act().inspect_err(|_| collect_logs_of_topolvm(cluster, test))?;
-    await_space(cluster, "", &before)
+    let before = space(product, cluster, "")?;
+    act().inspect_err(|_| (product.collect_logs)(cluster, test))?;
+    await_space(product, cluster, "", &before)
 }
 
 impl Stage<'_> {
@@ -57,7 +67,7 @@ impl Stage<'_> {
         self.apply_claim(name, class, size, &source)
     }
 
-    fn apply_claim(&self, name: &str, class: &str, size: &str, source: &Value) -> Result<()> {
+    pub(super) fn apply_claim(&self, name: &str, class: &str, size: &str, source: &Value) -> Result<()> {
         let mut spec = json!({
             "accessModes": ["ReadWriteOnce"], "storageClassName": class, "resources": {"requests": {"storage": size}},
         });
@@ -80,18 +90,53 @@ impl Stage<'_> {
         self.apply("snapshot.storage.k8s.io/v1", "VolumeSnapshot", name, &spec)
     }
 
-    /// A pod that has a claim's volume at `/data`, running, on this node or on any.
+    /// A claim on a device.
+    pub(super) fn block_claim(&self, name: &str, class: &str, size: &str) -> Result<()> {
+        let spec = json!({
+            "accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": class,
+            "resources": {"requests": {"storage": size}},
+        });
+        self.apply("v1", "PersistentVolumeClaim", name, &spec)
+    }
+
+    /// A pod that has a claim's volume at `/data`, on this node or on any, not awaited.
+    pub(super) fn make_pod(&self, name: &str, claim: &str, node: Option<&str>) -> Result<()> {
+        self.apply_pod(name, claim, node, &json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]}))
+    }
+
+    /// The same, running.
     pub(super) fn start_pod(&self, name: &str, claim: &str, node: Option<&str>) -> Result<()> {
+        self.make_pod(name, claim, node)?;
+        self.await_pod(name)
+    }
+
+    /// A pod that has a claim's device at `/dev/data`, running.
+    pub(super) fn start_block_pod(&self, name: &str, claim: &str) -> Result<()> {
+        self.apply_pod(
+            name,
+            claim,
+            None,
+            &json!({"volumeDevices": [{"name": "data", "devicePath": "/dev/data"}]}),
+        )?;
+        self.await_pod(name)
+    }
+
+    fn apply_pod(&self, name: &str, claim: &str, node: Option<&str>, volumes: &Value) -> Result<()> {
+        let mut container = volumes.clone();
+        container["name"] = json!("shell");
+        container["image"] = json!("lab.lvms.io/busybox:1");
+        container["imagePullPolicy"] = json!("Never");
         let spec = json!({
             "terminationGracePeriodSeconds": 1,
             "nodeSelector": node.map_or(json!({}), |node| json!({"kubernetes.io/hostname": node})),
-            "containers": [{
-                "name": "shell", "image": "lab.lvms.io/busybox:1", "imagePullPolicy": "Never",
-                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-            }],
+            "containers": [container],
             "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
         });
-        self.apply("v1", "Pod", name, &spec)?;
+        self.apply("v1", "Pod", name, &spec)
+    }
+
+    /// Waits until a pod runs.
+    pub(super) fn await_pod(&self, name: &str) -> Result<()> {
         self.cluster.wait_for(&format!("the pod {name} to run"), || {
             Ok(self.get("pod", name)?["status"]["phase"] == "Running")
         })
@@ -119,7 +164,8 @@ impl Stage<'_> {
 
     /// By how much something has become less since the test began.
     pub(super) fn taken(&self, what: &str) -> Result<u64> {
-        let (before, now) = (self.before.get(what), space(self.cluster, self.group)?.get(what).copied());
+        let (before, now) =
+            (self.before.get(what), space(self.product, self.cluster, self.group)?.get(what).copied());
         let (before, now) = (*before.context(what.to_owned())?, now.context(what.to_owned())?);
         before.checked_sub(now).with_context(|| format!("{what} has grown from {before} to {now}"))
     }
@@ -129,11 +175,11 @@ impl Stage<'_> {
         self.cluster.get(["--namespace", self.namespace, kind, name])
     }
 
-    fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+    pub(super) fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         self.cluster.kubectl(["--namespace", self.namespace].iter().chain(arguments))
     }
 
-    fn apply(&self, version: &str, kind: &str, name: &str, spec: &Value) -> Result<()> {
+    pub(super) fn apply(&self, version: &str, kind: &str, name: &str, spec: &Value) -> Result<()> {
         let metadata = json!({"name": name, "namespace": self.namespace});
         let object = json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec});
         self.cluster.apply(&object.to_string())
@@ -153,7 +199,7 @@ impl Stage<'_> {
             ensure!(left.is_empty(), "there are still {}", left.replace('\n', " "));
             Ok(true)
         })?;
-        await_space(self.cluster, self.group, &self.before)?;
+        await_space(self.product, self.cluster, self.group, &self.before)?;
         self.kubectl(&["delete", "namespace", self.namespace, "--wait=false"])?;
         self.cluster.wait_for(&format!("the namespace {} to be gone", self.namespace), || {
             Ok(self.kubectl(&["get", "namespace", self.namespace, "--ignore-not-found"])?.is_empty())
@@ -163,36 +209,31 @@ impl Stage<'_> {
     fn collect_logs(&self) {
         let state = self.kubectl(&["describe", "pods,persistentvolumeclaims,volumesnapshots"]);
         keep(&format!("{}-state.log", self.namespace), state);
-        collect_logs_of_topolvm(self.cluster, self.namespace);
+        (self.product.collect_logs)(self.cluster, self.namespace);
     }
 }
 
-fn collect_logs_of_topolvm(cluster: &Cluster, test: &str) {
-    let selector = "--selector=app.kubernetes.io/name=topolvm";
-    let logs = ["--namespace", NAMESPACE, "logs", selector, "--all-containers", "--prefix", "--tail=-1"];
-    keep(&format!("{test}-topolvm.log"), cluster.kubectl(logs));
-}
-
 /// Puts what tells why a test failed into the run's directory, as far as it is to be had.
-fn keep(name: &str, text: Result<String>) {
+pub(super) fn keep(name: &str, text: Result<String>) {
     let text = text.unwrap_or_else(|error| format!("{error:#}"));
     let _ = fs::write(name, text);
 }
 
-/// The space of all nodes in volume groups with this in their names.
-fn space(cluster: &Cluster, group: &str) -> Result<BTreeMap<String, u64>> {
-    let mut all = BTreeMap::new();
-    for node in cluster.nodes() {
-        let mut space = topolvm::space(&node.guest)?;
-        space.retain(|what, _| what.contains(group));
-        all.extend(space.into_iter().map(|(what, bytes)| (format!("{} {what}", node.name), bytes)));
-    }
-    Ok(all)
+/// The space with this in its name.
+fn space(product: &Product, cluster: &Cluster, group: &str) -> Result<BTreeMap<String, u64>> {
+    let mut space = (product.space)(cluster)?;
+    space.retain(|what, _| what.contains(group));
+    Ok(space)
 }
 
-fn await_space(cluster: &Cluster, group: &str, before: &BTreeMap<String, u64>) -> Result<()> {
+fn await_space(
+    product: &Product,
+    cluster: &Cluster,
+    group: &str,
+    before: &BTreeMap<String, u64>,
+) -> Result<()> {
     cluster.wait_for("all space to be as before", || {
-        let now = space(cluster, group)?;
+        let now = space(product, cluster, group)?;
         ensure!(now == *before, "before {}, now {}", except(before, &now), except(&now, before));
         Ok(true)
     })

@@ -1,0 +1,40 @@
+//! `lvms operator`: what a cluster has once.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::Args;
+use lvms_operator::role::Role;
+use tokio::sync::watch;
+
+use crate::cluster;
+use crate::serving::{self, Address};
+
+/// How it is run.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    cluster: cluster::Arguments,
+    /// The pod that this is, whose Deployment owns what is published.
+    #[arg(long, value_name = "NAME", env = "POD_NAME")]
+    pod: Option<String>,
+    /// Where to serve health (/healthz, /readyz), as address:port; 0 for nowhere.
+    #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
+    health_probe_bind_address: Address,
+}
+
+/// Leads whenever it can, until it is told to end.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    serving::runtime()?.block_on(async {
+        let connection = options.cluster.connect().await?;
+        serving::health(options.health_probe_bind_address, || true, String::new).await?;
+        let role = Role {
+            personality: options.cluster.personality(),
+            namespace: options.cluster.namespace(&connection),
+            connection,
+            pod: options.pod.clone(),
+        };
+        role.run(Arc::new(watch::Sender::new(false)), serving::told_to_end()).await;
+        Ok(())
+    })
+}

@@ -1,0 +1,325 @@
+//! What nodes tell becomes what the scheduler reads: a CSIStorageCapacity per class and node, and TopoLVM's annotations
+//! of nodes. Written when it changes, at most once a second each.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use lvms_api::names::DEFAULT_CLASS;
+use lvms_api::{LvmNode, Personality, Quantity};
+use lvms_cluster::slim::{Capacity as Published, Node, StorageClass, label};
+use lvms_cluster::store::chain;
+use lvms_cluster::work::Patience;
+use lvms_cluster::write::{self, Created, is_conflict, is_not_found};
+use lvms_cluster::{Outcome, Work};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::Context;
+use crate::provision::Parameters;
+use crate::stores::DRIVER_NAME;
+
+const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
+
+const AT_ONCE: usize = 8;
+
+/// Between two writes of one object.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Who keeps an object up to date, in external-provisioner's words; that of others is stale.
+const MANAGED_BY: (&str, &str) = ("csi.storage.k8s.io/managed-by", "lvms");
+
+/// What has to be looked at.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Item {
+    /// A class on a node.
+    Pair {
+        /// The StorageClass.
+        class: String,
+        /// The node.
+        node: String,
+    },
+    /// The annotations of a node.
+    Annotations(String),
+}
+
+/// Publishes capacity.
+pub struct Capacity {
+    context: Arc<Context>,
+    /// What our objects go with.
+    owner: Option<Value>,
+    work: Arc<Work<Item>>,
+    written: Mutex<BTreeMap<Item, Instant>>,
+}
+
+impl Capacity {
+    /// Is told by nodes, by classes, and by what is published.
+    pub fn new(context: Arc<Context>, owner: Option<Value>) -> Capacity {
+        let work: Arc<Work<Item>> = Work::new("capacity", PATIENCE);
+        let stores = &context.stores;
+        let (told, nodes) = (Arc::clone(&work), Arc::clone(&stores.lvm_nodes));
+        stores.classes.listen(move |before, now| {
+            if let Some(class) = now.or(before) {
+                for node in nodes.all() {
+                    told.add(Item::Pair { class: class.name().to_owned(), node: node.name().to_owned() });
+                }
+            }
+        });
+        let (told, classes) = (Arc::clone(&work), Arc::clone(&stores.classes));
+        stores.lvm_nodes.listen(move |before, now| {
+            if let Some(node) = now.or(before) {
+                told.add(Item::Annotations(node.name().to_owned()));
+                for class in classes.all() {
+                    told.add(Item::Pair { class: class.name().to_owned(), node: node.name().to_owned() });
+                }
+            }
+        });
+        let (told, key) = (Arc::clone(&work), context.personality.topology_key());
+        stores.capacities.listen(move |before, now| {
+            if let Some(published) = now.or(before) {
+                let node = place(published, &key).unwrap_or_default().to_owned();
+                told.add(Item::Pair { class: published.storage_class_name.clone(), node });
+            }
+        });
+        let (told, prefix) = (Arc::clone(&work), context.personality.capacity_prefix());
+        stores.nodes.listen(move |before, now| {
+            let annotated = |node: Option<&Arc<Node>>| node.map(|node| annotations(node, &prefix));
+            if let Some(node) = now
+                && annotated(before) != annotated(now)
+            {
+                told.add(Item::Annotations(node.name_any()));
+            }
+        });
+        Capacity { context, owner, work, written: Mutex::default() }
+    }
+
+    /// What waits.
+    pub fn work(&self) -> Arc<Work<Item>> {
+        Arc::clone(&self.work)
+    }
+
+    /// Publishes for ever.
+    pub async fn run(self) {
+        let capacity = Arc::new(self);
+        Arc::clone(&capacity.work)
+            .run(AT_ONCE, move |item| {
+                let capacity = Arc::clone(&capacity);
+                async move { capacity.look(&item).await }
+            })
+            .await;
+    }
+
+    async fn look(&self, item: &Item) -> Outcome {
+        let last = self.written().get(item).copied();
+        if let Some(rest) = last.and_then(|last| INTERVAL.checked_sub(last.elapsed()))
+            && !rest.is_zero()
+        {
+            return Outcome::After(rest);
+        }
+        let done = match item {
+            Item::Pair { class, node } => self.publish(class, node).await,
+            Item::Annotations(node) => self.annotate(node).await,
+        };
+        match done {
+            Ok(true) => {
+                self.written().insert(item.clone(), Instant::now());
+                Outcome::Done
+            }
+            Ok(false) => Outcome::Done,
+            Err(error) if is_conflict(&error) || is_not_found(&error) => Outcome::After(INTERVAL),
+            Err(error) => {
+                tracing::warn!(?item, error = %chain(&error), "capacity could not be published");
+                Outcome::Failed
+            }
+        }
+    }
+
+    fn written(&self) -> std::sync::MutexGuard<'_, BTreeMap<Item, Instant>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes what is published about a class on a node true. Says whether something was written.
+    async fn publish(&self, class: &str, node: &str) -> Result<bool, kube::Error> {
+        let stores = &self.context.stores;
+        let personality = self.context.personality;
+        let (known, told) = (stores.classes.named(class), stores.lvm_nodes.find(|told| told.name() == node));
+        let wanted = offered(known.as_deref(), told.as_deref(), personality);
+        let key = personality.topology_key();
+        let mut present = stores
+            .capacities
+            .filter(|one| one.storage_class_name == class && place(one, &key).unwrap_or_default() == node);
+        present.sort_by_key(|one| one.name_any());
+        let is_ours = |one: &Published| {
+            one.metadata.namespace.as_deref() == Some(&self.context.namespace)
+                && label(&one.metadata, MANAGED_BY.0) == Some(MANAGED_BY.1)
+        };
+        let kept = present.iter().position(|one| wanted.is_some() && is_ours(one));
+        let mut changed = false;
+        for (number, one) in present.iter().enumerate() {
+            if Some(number) != kept {
+                self.withdraw(one).await?;
+                changed = true;
+            }
+        }
+        let Some(available) = wanted else { return Ok(changed) };
+        let api = self.api(&self.context.namespace);
+        let Some(one) = kept.and_then(|number| present.get(number)) else {
+            if let Created::Now(created) = write::create(&api, &self.object(class, node, available)).await? {
+                stores.capacities.answered(created);
+            }
+            return Ok(true);
+        };
+        if one.capacity.as_ref().and_then(|capacity| capacity.bytes().ok()) == Some(available) {
+            return Ok(changed);
+        }
+        let change = json!({
+            "capacity": Quantity::of(available), "maximumVolumeSize": Quantity::of(available),
+        });
+        stores.capacities.answered(write::change(&api, one, change).await?);
+        Ok(true)
+    }
+
+    async fn withdraw(&self, one: &Published) -> Result<(), kube::Error> {
+        let namespace = one.metadata.namespace.as_deref().unwrap_or_default();
+        let uid = one.metadata.uid.as_deref().unwrap_or_default();
+        tracing::info!(
+            name = one.name_any(),
+            namespace,
+            class = one.storage_class_name,
+            "a stale capacity is removed"
+        );
+        write::delete(&self.api(namespace), &one.name_any(), uid).await
+    }
+
+    fn object(&self, class: &str, node: &str, available: u64) -> Value {
+        let personality = self.context.personality;
+        json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "CSIStorageCapacity",
+            "metadata": {
+                "generateName": "csisc-", "namespace": self.context.namespace,
+                "labels": { DRIVER_NAME: personality.driver(), MANAGED_BY.0: MANAGED_BY.1 },
+                "ownerReferences": self.owner.iter().collect::<Vec<_>>(),
+            },
+            "storageClassName": class,
+            "nodeTopology": { "matchLabels": { personality.topology_key(): node } },
+            "capacity": Quantity::of(available), "maximumVolumeSize": Quantity::of(available),
+        })
+    }
+
+    /// Makes TopoLVM's annotations of a node true.
+    async fn annotate(&self, name: &str) -> Result<bool, kube::Error> {
+        let stores = &self.context.stores;
+        let personality = self.context.personality;
+        let (Some(node), Some(told)) =
+            (stores.nodes.named(name), stores.lvm_nodes.find(|told| told.name() == name))
+        else {
+            return Ok(false);
+        };
+        if node.metadata.deletion_timestamp.is_some() {
+            return Ok(false);
+        }
+        let wanted = annotations_of(&told, personality);
+        let present = annotations(&node, &personality.capacity_prefix());
+        if wanted == present {
+            return Ok(false);
+        }
+        let mut changes: BTreeMap<&str, Option<&str>> =
+            present.keys().map(|key| (key.as_str(), None)).collect();
+        changes.extend(wanted.iter().map(|(key, value)| (key.as_str(), Some(value.as_str()))));
+        let patch = Patch::Merge(json!({ "metadata": { "annotations": changes } }));
+        let api: Api<Node> = Api::all(self.context.client.clone());
+        api.patch(name, &PatchParams::default(), &patch).await?;
+        Ok(true)
+    }
+
+    fn api(&self, namespace: &str) -> Api<Published> {
+        Api::namespaced(self.context.client.clone(), namespace)
+    }
+}
+
+/// The node that a published capacity is about.
+fn place<'a>(published: &'a Published, key: &str) -> Option<&'a str> {
+    published.node_topology.as_ref()?.match_labels.get(key).map(String::as_str)
+}
+
+/// How much the scheduler may count on; nothing is published where nothing is offered.
+fn offered(class: Option<&StorageClass>, node: Option<&LvmNode>, personality: Personality) -> Option<u64> {
+    let class = class.filter(|class| class.waits_for_consumer())?;
+    let parameters = Parameters::read(&class.parameters, personality).ok()?;
+    node?.available(&parameters.device_class, &parameters.option_class)
+}
+
+/// The annotations that a node has about capacity.
+fn annotations(node: &Node, prefix: &str) -> BTreeMap<String, String> {
+    let all = node.metadata.annotations.iter().flatten();
+    all.filter(|(key, _)| key.starts_with(prefix)).map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// Those that it shall have.
+fn annotations_of(told: &LvmNode, personality: Personality) -> BTreeMap<String, String> {
+    let classes = told.status.iter().flat_map(|status| &status.device_classes);
+    let bytes = |available: &Quantity| available.bytes().unwrap_or_default().to_string();
+    let mut annotations: BTreeMap<String, String> = classes
+        .map(|class| (personality.capacity_annotation(&class.name), bytes(&class.available)))
+        .collect();
+    let default = told.available("", "").unwrap_or_default();
+    annotations.insert(personality.capacity_annotation(DEFAULT_CLASS), default.to_string());
+    annotations
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lvms_api::lvm_node::{DeviceClass, Status};
+
+    const P: Personality = Personality::Topolvm;
+
+    fn node() -> LvmNode {
+        let class = |name: &str, available: u64, default: bool| DeviceClass {
+            name: name.into(),
+            available: Quantity::of(available),
+            default,
+            ..DeviceClass::default()
+        };
+        let mut node = LvmNode::new("n1", "lvms");
+        node.status = Some(Status {
+            device_classes: vec![class("ssd", 4096, true), class("hdd", 0, false)],
+            ..Status::default()
+        });
+        node
+    }
+
+    fn class(mode: &str, device_class: &str) -> StorageClass {
+        serde_json::from_value(json!({
+            "metadata": {"name": "c"}, "provisioner": "topolvm.io", "volumeBindingMode": mode,
+            "parameters": {"topolvm.io/device-class": device_class},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_full_class_is_published_as_nothing_and_one_that_is_not_offered_not_at_all() {
+        let of = |mode: &str, device_class: &str| offered(Some(&class(mode, device_class)), Some(&node()), P);
+        assert_eq!(of("WaitForFirstConsumer", "ssd"), Some(4096));
+        assert_eq!(of("WaitForFirstConsumer", ""), Some(4096));
+        assert_eq!(of("WaitForFirstConsumer", "hdd"), Some(0));
+        assert_eq!(of("WaitForFirstConsumer", "nvme"), None);
+        assert_eq!(of("Immediate", "ssd"), None);
+        assert_eq!(offered(None, Some(&node()), P), None);
+        assert_eq!(offered(Some(&class("WaitForFirstConsumer", "ssd")), None, P), None);
+    }
+
+    #[test]
+    fn annotations_are_those_of_topolvm() {
+        let expected = [
+            ("capacity.topolvm.io/00default", "4096"),
+            ("capacity.topolvm.io/hdd", "0"),
+            ("capacity.topolvm.io/ssd", "4096"),
+        ];
+        let expected: BTreeMap<String, String> =
+            expected.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        assert_eq!(annotations_of(&node(), P), expected);
+    }
+}

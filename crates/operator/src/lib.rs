@@ -1,0 +1,48 @@
+//! The cluster's part: what TopoLVM's controller and the CSI sidecars do, by the leader alone.
+//!
+//! - [`stores`]: the objects that are watched, each kind once, and of each kind what is ours.
+//! - [`provision`]: a claim becomes a LogicalVolume; when its node has made it, a PersistentVolume.
+//! - [`reclaim`]: a released PersistentVolume takes its LogicalVolume along.
+//! - [`release`]: the second key: a LogicalVolume goes only if nothing names it any more.
+//! - [`capacity`]: what nodes tell becomes what the scheduler reads.
+//! - [`role`]: all of it together, as `lvms operator` runs it.
+//!
+//! Each decides by a pure function and then acts; what happens next is seen through the watches, and nothing is
+//! remembered between: a new leader derives all work from the objects.
+
+pub mod capacity;
+pub mod provision;
+pub mod reclaim;
+pub mod release;
+pub mod role;
+pub mod stores;
+
+use std::sync::Arc;
+
+use kube::{Api, Client};
+use lvms_api::{LogicalVolume, Personality};
+use lvms_cluster::Events;
+
+use crate::stores::Stores;
+
+/// What all parts of the leader's work need.
+pub struct Context {
+    /// For which driver.
+    pub personality: Personality,
+    /// The cluster.
+    pub client: Client,
+    /// Where our own objects are.
+    pub namespace: String,
+    /// What is watched.
+    pub stores: Arc<Stores>,
+    /// What people are told.
+    pub events: Events,
+    /// Which leader we are, as external-provisioner tells it in a volume's attributes.
+    pub identity: String,
+}
+
+impl Context {
+    fn logical_volumes(&self) -> Api<LogicalVolume> {
+        Api::all_with(self.client.clone(), &self.personality)
+    }
+}

@@ -1,0 +1,223 @@
+//! A claim becomes a LogicalVolume; when its node has made it, a PersistentVolume.
+
+mod class;
+mod decide;
+mod node;
+mod persistent;
+mod source;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Api;
+use lvms_api::LogicalVolume;
+use lvms_api::names::kubernetes::SELECTED_NODE;
+use lvms_cluster::slim::{Claim, PersistentVolume};
+use lvms_cluster::store::chain;
+use lvms_cluster::work::Patience;
+use lvms_cluster::write::{self, Created, is_conflict, is_not_found};
+use lvms_cluster::{Key, Outcome, Reference, Work};
+use serde_json::json;
+
+pub use self::class::Parameters;
+use self::decide::{Act, View, decide, selected, volume_name};
+use self::node::Nodes;
+pub use self::persistent::identity;
+use crate::Context;
+
+/// A claim that cannot be provisioned is looked at again after a second, and later at the most after five minutes.
+const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(300) };
+
+/// So many claims are worked on at once.
+const AT_ONCE: usize = 32;
+
+/// Provisions claims.
+pub struct Provision {
+    context: Arc<Context>,
+    work: Arc<Work<Key>>,
+}
+
+impl Provision {
+    /// Is told by claims, and by what they become.
+    pub fn new(context: Arc<Context>) -> Provision {
+        let work: Arc<Work<Key>> = Work::new("provision", PATIENCE);
+        let stores = &context.stores;
+        let told = Arc::clone(&work);
+        stores.claims.listen(move |_, now| {
+            if let Some(claim) = now {
+                told.add(Key::of(claim.as_ref()));
+            }
+        });
+        let (told, claims) = (Arc::clone(&work), Arc::clone(&stores.claims));
+        let claim_named = move |name: &str| {
+            let uid = name.strip_prefix("pvc-")?;
+            claims.find(|claim| claim.uid() == uid).map(|claim| Key::of(claim.as_ref()))
+        };
+        let named = claim_named.clone();
+        stores.volumes.listen(move |before, now| {
+            if let Some(key) = now.or(before).and_then(|volume| named(volume.name())) {
+                told.add(key);
+            }
+        });
+        let told = Arc::clone(&work);
+        stores.persistent.listen(move |before, now| {
+            // One that is gone may have been deleted by mistake, and its claim is still there.
+            if now.is_none()
+                && let Some(key) = before.and_then(|volume| claim_named(volume.name()))
+            {
+                told.add(key);
+            }
+        });
+        // A class that appears, or a node with room, may be what claims wait for.
+        let (told, claims) = (Arc::clone(&work), Arc::clone(&stores.claims));
+        let pending = move || {
+            for claim in claims.filter(|claim| claim.spec.volume_name.is_empty()) {
+                told.add(Key::of(claim.as_ref()));
+            }
+        };
+        let again = pending.clone();
+        stores.classes.listen(move |_, _| again());
+        stores.lvm_nodes.listen(move |before, now| {
+            let classes = |node: Option<&Arc<lvms_api::LvmNode>>| {
+                node.and_then(|node| Some(node.status.as_ref()?.device_classes.clone()))
+            };
+            if classes(before) != classes(now) {
+                pending();
+            }
+        });
+        Provision { context, work }
+    }
+
+    /// The names that wait.
+    pub fn work(&self) -> Arc<Work<Key>> {
+        Arc::clone(&self.work)
+    }
+
+    /// Provisions for ever.
+    pub async fn run(self) {
+        let provision = Arc::new(self);
+        Arc::clone(&provision.work)
+            .run(AT_ONCE, move |key| {
+                let provision = Arc::clone(&provision);
+                async move { provision.look(&key).await }
+            })
+            .await;
+    }
+
+    async fn look(&self, key: &Key) -> Outcome {
+        let Some(claim) = self.context.stores.claims.get(key) else { return Outcome::Done };
+        match self.act(&claim).await {
+            Ok(outcome) => outcome,
+            Err(error) if is_conflict(&error) => Outcome::Done,
+            Err(error) => {
+                self.fail(&claim, chain(&error));
+                Outcome::Failed
+            }
+        }
+    }
+
+    async fn act(&self, claim: &Claim) -> Result<Outcome, kube::Error> {
+        let stores = &self.context.stores;
+        let name = volume_name(claim);
+        let volume = stores.volumes.named(&name);
+        let class = claim.class().and_then(|class| stores.classes.named(class));
+        let source = match &volume {
+            // Where it comes from was decided when it was sent to its node.
+            Some(_) => decide::Source::Nothing,
+            None => source::of(&self.context, claim).await?,
+        };
+        let (nodes, told, volumes) = (stores.nodes.all(), stores.lvm_nodes.all(), stores.volumes.all());
+        let personality = self.context.personality;
+        let view = View {
+            personality,
+            claim,
+            class: class.as_deref(),
+            persistent: stores.persistent.named(&name).is_some(),
+            volume: volume.as_deref(),
+            source,
+            nodes: Nodes { personality, nodes: &nodes, told: &told, volumes: &volumes },
+            identity: &self.context.identity,
+        };
+        let act = decide(&view);
+        tracing::debug!(claim = %Key::of(claim), ?act, "looked at");
+        match act {
+            Act::Nothing => Ok(Outcome::Done),
+            Act::LeaveAlone(kind) => {
+                let message = format!("Assuming an external populator will provision the volume from {kind}");
+                self.context.events.normal(self.about(claim), "Provisioning", message);
+                Ok(Outcome::Done)
+            }
+            Act::Refuse(why) => {
+                self.fail(claim, why);
+                Ok(Outcome::Failed)
+            }
+            Act::Create(volume) => {
+                tracing::info!(
+                    claim = %Key::of(claim), volume = name, node = volume.spec.node_name,
+                    class = volume.spec.device_class, size = %volume.spec.size, "is sent to its node"
+                );
+                if let Created::Now(created) =
+                    write::create(&self.context.logical_volumes(), &json!(volume)).await?
+                {
+                    stores.volumes.answered(created);
+                }
+                Ok(Outcome::Done)
+            }
+            Act::Publish(object) => {
+                let api: Api<PersistentVolume> = Api::all(self.context.client.clone());
+                if let Created::Now(created) = write::create(&api, &object).await? {
+                    stores.persistent.answered(created);
+                }
+                let message = format!("Successfully provisioned volume {name}");
+                self.context.events.normal(self.about(claim), "ProvisioningSucceeded", message);
+                Ok(Outcome::Done)
+            }
+            Act::Discard(why) => {
+                self.fail(claim, why);
+                self.discard(volume.as_deref()).await?;
+                Ok(Outcome::Failed)
+            }
+            Act::Reschedule(why) => {
+                self.fail(claim, why);
+                self.discard(volume.as_deref()).await?;
+                self.reschedule(claim).await?;
+                Ok(Outcome::Failed)
+            }
+        }
+    }
+
+    /// Takes away what could not be made: its node finds no LV and lets it go.
+    async fn discard(&self, volume: Option<&LogicalVolume>) -> Result<(), kube::Error> {
+        let Some(volume) = volume else { return Ok(()) };
+        write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await
+    }
+
+    /// Lets the scheduler choose again. What the chosen node has left was told before: it would choose the same.
+    async fn reschedule(&self, claim: &Claim) -> Result<(), kube::Error> {
+        let Some(node) = selected(claim) else { return Ok(()) };
+        tracing::info!(claim = %Key::of(claim), node, "is given back to the scheduler");
+        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+        let api: Api<Claim> = Api::namespaced(self.context.client.clone(), namespace);
+        let change = json!({ "metadata": { "annotations": { SELECTED_NODE: null } } });
+        match write::change(&api, claim, change).await {
+            Ok(changed) => {
+                self.context.stores.claims.answered(changed);
+                Ok(())
+            }
+            Err(error) if is_not_found(&error) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn fail(&self, claim: &Claim, why: String) {
+        let message = match claim.class() {
+            Some(class) => format!("failed to provision volume with StorageClass {class:?}: {why}"),
+            None => why,
+        };
+        self.context.events.warn(self.about(claim), "ProvisioningFailed", message);
+    }
+
+    fn about(&self, claim: &Claim) -> Reference {
+        Reference::to(claim, &())
+    }
+}

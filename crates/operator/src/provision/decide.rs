@@ -1,0 +1,467 @@
+//! What a claim asks for next. Decides, and does nothing.
+
+use lvms_api::logical_volume::{READ_WRITE, Spec};
+use lvms_api::names::kubernetes::SELECTED_NODE;
+use lvms_api::names::{CLAIM, VOLUME_MODE};
+use lvms_api::{LogicalVolume, Personality, Quantity};
+use lvms_cluster::slim::{Claim, StorageClass, annotation};
+use serde_json::Value;
+
+use super::class::Parameters;
+use super::node::{Nodes, is_allowed, spelled};
+use super::persistent::Persistent;
+use crate::stores::provisioner;
+
+/// All that a decision depends on.
+pub(super) struct View<'a> {
+    /// For which driver.
+    pub(super) personality: Personality,
+    /// The claim.
+    pub(super) claim: &'a Claim,
+    /// Its class, if there is one of ours with that name.
+    pub(super) class: Option<&'a StorageClass>,
+    /// Whether a PersistentVolume for it is there.
+    pub(super) persistent: bool,
+    /// The LogicalVolume for it.
+    pub(super) volume: Option<&'a LogicalVolume>,
+    /// What its volume shall be a copy of.
+    pub(super) source: Source,
+    /// What is known of all nodes.
+    pub(super) nodes: Nodes<'a>,
+    /// Which leader we are.
+    pub(super) identity: &'a str,
+}
+
+/// What a volume shall be a copy of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Of nothing.
+    Nothing,
+    /// Of something that somebody else fills volumes from.
+    Foreign(String),
+    /// Of this LogicalVolume.
+    Volume {
+        /// Its name.
+        name: String,
+        /// Its node.
+        node: String,
+        /// The device class that it was asked of.
+        device_class: String,
+        /// How large it is.
+        size: u64,
+        /// The least that may be requested of a copy.
+        least: u64,
+    },
+    /// It cannot be had now.
+    Problem(String),
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Act {
+    /// Nothing, until something happens.
+    Nothing,
+    /// Say that somebody else fills the volume.
+    LeaveAlone(String),
+    /// Say what is wrong, and look again later.
+    Refuse(String),
+    /// Make this LogicalVolume.
+    Create(Box<LogicalVolume>),
+    /// Make this PersistentVolume.
+    Publish(Box<Value>),
+    /// Take the LogicalVolume away that could not be made, and say why.
+    Discard(String),
+    /// The same, and let the scheduler choose another node.
+    Reschedule(String),
+}
+
+/// gRPC's code for too little room.
+const NO_ROOM: i32 = 8;
+
+/// The name of the volume for a claim.
+pub(super) fn volume_name(claim: &Claim) -> String {
+    format!("pvc-{}", claim.uid())
+}
+
+/// What to do next about a claim.
+pub(super) fn decide(view: &View<'_>) -> Act {
+    let claim = view.claim;
+    if !claim.spec.volume_name.is_empty()
+        || provisioner(claim) != Some(view.personality.driver())
+        || view.persistent
+    {
+        return Act::Nothing;
+    }
+    match view.volume {
+        Some(volume) => made(view, volume),
+        None if claim.metadata.deletion_timestamp.is_some() => Act::Nothing,
+        None => new(view).unwrap_or_else(|act| act),
+    }
+}
+
+fn made(view: &View<'_>, volume: &LogicalVolume) -> Act {
+    if volume.is_deleted() {
+        return Act::Nothing;
+    }
+    let status = volume.status.clone().unwrap_or_default();
+    let size = status.current_size.as_ref().and_then(|size| size.bytes().ok());
+    match (volume.volume_id(), size) {
+        (Some(handle), Some(size)) if status.code == 0 => {
+            if view.claim.metadata.deletion_timestamp.is_some() {
+                return Act::Nothing;
+            }
+            let Some(class) = view.class else { return Act::Refuse(no_class(view.claim)) };
+            let filesystem = match Parameters::read(&class.parameters, view.personality) {
+                Ok(parameters) => parameters.filesystem,
+                Err(problem) => return Act::Refuse(told(class, &problem)),
+            };
+            let persistent = Persistent {
+                personality: view.personality,
+                claim: view.claim,
+                class,
+                name: volume.name(),
+                handle,
+                size,
+                node: &volume.spec.node_name,
+                filesystem: &filesystem,
+                identity: view.identity,
+            };
+            Act::Publish(Box::new(persistent.object()))
+        }
+        (None, _)
+            if status.code == NO_ROOM && selected(view.claim).is_some() && volume.spec.source.is_empty() =>
+        {
+            Act::Reschedule(status.message)
+        }
+        (None, _) if status.code != 0 => Act::Discard(status.message),
+        _ => Act::Nothing,
+    }
+}
+
+fn new(view: &View<'_>) -> Result<Act, Act> {
+    let claim = view.claim;
+    let class = view.class.ok_or_else(|| Act::Refuse(no_class(claim)))?;
+    if claim.spec.selector.is_some() {
+        return Err(Act::Refuse("spec.selector: claim Selector is not supported: remove it".to_owned()));
+    }
+    if claim.spec.volume_attributes_class_name.as_deref().is_some_and(|name| !name.is_empty()) {
+        let problem =
+            "spec.volumeAttributesClassName: a volume has no attributes that could be changed: remove it";
+        return Err(Act::Refuse(problem.to_owned()));
+    }
+    access_modes(&claim.spec.access_modes).map_err(Act::Refuse)?;
+    let parameters = Parameters::read(&class.parameters, view.personality)
+        .map_err(|problem| Act::Refuse(told(class, &problem)))?;
+    let requested = claim.requested().map_or(Ok(0), Quantity::bytes);
+    let requested =
+        requested.map_err(|error| Act::Refuse(format!("spec.resources.requests.storage: {error}")))?;
+    let size = parameters
+        .size(requested, claim.is_block())
+        .map_err(|problem| Act::Refuse(format!("spec.resources.requests.storage: {problem}")))?;
+    if class.waits_for_consumer() && selected(claim).is_none() {
+        return Ok(Act::Nothing);
+    }
+    let mut spec = Spec {
+        name: volume_name(claim),
+        device_class: parameters.device_class.clone(),
+        lvcreate_option_class: parameters.option_class.clone(),
+        ..Spec::default()
+    };
+    match &view.source {
+        Source::Nothing => {
+            spec.node_name = place(view, class, &parameters, size)?;
+            spec.size = Quantity::of(size);
+        }
+        Source::Foreign(kind) => return Ok(Act::LeaveAlone(kind.clone())),
+        Source::Problem(problem) => return Err(Act::Refuse(problem.clone())),
+        Source::Volume { name, node, device_class, size: source, least } => {
+            if !is_allowed(class, &view.personality.topology_key(), node) {
+                let problem = format!(
+                    "the source is on node {node}, which allowedTopologies of {} exclude",
+                    class.name()
+                );
+                return Err(Act::Refuse(problem));
+            }
+            if requested < *least {
+                let problem = format!(
+                    "spec.resources.requests.storage: the source has {}, request at least as much",
+                    Quantity::of(*least)
+                );
+                return Err(Act::Refuse(problem));
+            }
+            if parameters.device_class.is_empty() {
+                spec.device_class.clone_from(device_class);
+            }
+            spec.node_name.clone_from(node);
+            spec.source.clone_from(name);
+            spec.access_type = READ_WRITE.to_owned();
+            spec.size = Quantity::of(size.max(*source));
+        }
+    }
+    let mut volume = LogicalVolume::new(view.personality, spec);
+    let metadata = &claim.metadata;
+    let of = format!(
+        "{}/{}",
+        metadata.namespace.as_deref().unwrap_or_default(),
+        metadata.name.as_deref().unwrap_or_default()
+    );
+    let mode = if claim.is_block() { "Block" } else { "Filesystem" };
+    volume.metadata.annotations =
+        Some([(CLAIM.to_owned(), of), (VOLUME_MODE.to_owned(), mode.to_owned())].into());
+    Ok(Act::Create(Box::new(volume)))
+}
+
+/// The node for a volume that is a copy of nothing.
+fn place(view: &View<'_>, class: &StorageClass, parameters: &Parameters, size: u64) -> Result<String, Act> {
+    let Some(node) = selected(view.claim) else {
+        return view.nodes.roomiest(class, parameters, size).map_err(Act::Refuse);
+    };
+    if view.nodes.offers(node, parameters) {
+        return Ok(node.to_owned());
+    }
+    let mut what = format!("device class {}", spelled(&parameters.device_class));
+    if !parameters.option_class.is_empty() {
+        what += &format!(" with lvcreate-option-class {:?}", parameters.option_class);
+    }
+    Err(Act::Reschedule(format!("node {node} does not offer {what}")))
+}
+
+/// The node that the scheduler has chosen.
+pub(super) fn selected(claim: &Claim) -> Option<&str> {
+    annotation(&claim.metadata, SELECTED_NODE).filter(|node| !node.is_empty())
+}
+
+/// A volume is on one node: who wants to use it from several is told.
+fn access_modes(modes: &[String]) -> Result<(), String> {
+    for mode in modes {
+        if mode != "ReadWriteOnce" && mode != "ReadWriteOncePod" {
+            return Err(format!(
+                "spec.accessModes: {mode} is not supported, because a volume is on one node: \
+                 use ReadWriteOnce or ReadWriteOncePod"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn no_class(claim: &Claim) -> String {
+    format!("storageclass.storage.k8s.io {:?} not found", claim.class().unwrap_or_default())
+}
+
+fn told(class: &StorageClass, problem: &str) -> String {
+    format!("StorageClass {}: {problem}", class.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lvms_api::LvmNode;
+    use lvms_api::logical_volume::Status;
+    use lvms_api::lvm_node::{self, DeviceClass};
+    use lvms_cluster::slim::Node;
+    use serde_json::json;
+    use std::sync::Arc;
+
+    const GIB: u64 = 1 << 30;
+
+    struct Scene {
+        claim: Value,
+        class: Value,
+        volume: Option<LogicalVolume>,
+        persistent: bool,
+        source: Source,
+    }
+
+    fn scene() -> Scene {
+        Scene {
+            claim: json!({
+                "metadata": {
+                    "name": "data", "namespace": "ns", "uid": "u1", "resourceVersion": "7",
+                    "annotations": {
+                        "volume.kubernetes.io/storage-provisioner": "topolvm.io",
+                        "volume.kubernetes.io/selected-node": "n1",
+                    },
+                },
+                "spec": {
+                    "accessModes": ["ReadWriteOnce"], "storageClassName": "fast",
+                    "resources": {"requests": {"storage": "1Gi"}},
+                },
+            }),
+            class: json!({
+                "metadata": {"name": "fast"}, "provisioner": "topolvm.io",
+                "volumeBindingMode": "WaitForFirstConsumer",
+                "parameters": {"topolvm.io/device-class": "ssd", "csi.storage.k8s.io/fstype": "xfs"},
+            }),
+            volume: None,
+            persistent: false,
+            source: Source::Nothing,
+        }
+    }
+
+    impl Scene {
+        fn decide(&self) -> Act {
+            let class = DeviceClass {
+                name: "ssd".into(),
+                available: Quantity::of(10 * GIB),
+                ..DeviceClass::default()
+            };
+            let mut told = LvmNode::new("n1", "lvms");
+            told.status =
+                Some(lvm_node::Status { device_classes: vec![class], ..lvm_node::Status::default() });
+            let node: Node = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
+            let (nodes, told) = ([Arc::new(node)], [Arc::new(told)]);
+            let claim: Claim = serde_json::from_value(self.claim.clone()).unwrap();
+            let class: Option<StorageClass> = serde_json::from_value(self.class.clone()).unwrap();
+            decide(&View {
+                personality: Personality::Topolvm,
+                claim: &claim,
+                class: class.as_ref(),
+                persistent: self.persistent,
+                volume: self.volume.as_ref(),
+                source: self.source.clone(),
+                nodes: Nodes { personality: Personality::Topolvm, nodes: &nodes, told: &told, volumes: &[] },
+                identity: "1-2-topolvm.io",
+            })
+        }
+
+        fn refusal(&self) -> String {
+            let act = self.decide();
+            let Act::Refuse(message) = act else { panic!("not refused: {act:?}") };
+            message
+        }
+
+        fn created(&self) -> LogicalVolume {
+            let act = self.decide();
+            let Act::Create(volume) = act else { panic!("not created: {act:?}") };
+            *volume
+        }
+
+        fn with_volume(mut self, status: Status) -> Scene {
+            let mut volume = self.created();
+            volume.metadata.uid = Some("lv".into());
+            volume.status = Some(status);
+            self.volume = Some(volume);
+            self
+        }
+    }
+
+    fn ready() -> Status {
+        Status { volume_id: "lv".into(), current_size: Some(Quantity::of(GIB)), ..Status::default() }
+    }
+
+    #[test]
+    fn a_claim_with_a_node_becomes_a_logical_volume_on_it() {
+        let volume = scene().created();
+        let spec = Spec {
+            name: "pvc-u1".into(),
+            node_name: "n1".into(),
+            size: Quantity::of(GIB),
+            device_class: "ssd".into(),
+            ..Spec::default()
+        };
+        assert_eq!(volume.spec, spec);
+        assert_eq!(volume.annotation(CLAIM), Some("ns/data"));
+        assert_eq!(volume.annotation(VOLUME_MODE), Some("Filesystem"));
+    }
+
+    #[test]
+    fn a_claim_that_waits_for_its_pod_is_left_alone() {
+        let mut scene = scene();
+        scene.claim["metadata"]["annotations"].as_object_mut().unwrap().remove(SELECTED_NODE);
+        assert_eq!(scene.decide(), Act::Nothing);
+        scene.class["volumeBindingMode"] = json!("Immediate");
+        assert_eq!(scene.created().spec.node_name, "n1");
+    }
+
+    #[test]
+    fn what_is_bound_or_another_drivers_or_published_already_is_left_alone() {
+        let mut bound = scene();
+        bound.claim["spec"]["volumeName"] = json!("pv");
+        assert_eq!(bound.decide(), Act::Nothing);
+        let mut other = scene();
+        other.claim["metadata"]["annotations"]["volume.kubernetes.io/storage-provisioner"] = json!("other");
+        assert_eq!(other.decide(), Act::Nothing);
+        let mut published = scene().with_volume(ready());
+        published.persistent = true;
+        assert_eq!(published.decide(), Act::Nothing);
+        let mut deleted = scene();
+        deleted.claim["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert_eq!(deleted.decide(), Act::Nothing);
+    }
+
+    #[test]
+    fn every_mistake_names_its_field() {
+        let with = |pointer: &str, value: Value| {
+            let mut scene = scene();
+            scene.claim["spec"][pointer] = value;
+            scene.refusal()
+        };
+        assert!(with("selector", json!({"matchLabels": {}})).contains("spec.selector"));
+        assert!(with("accessModes", json!(["ReadWriteMany"])).contains("spec.accessModes: ReadWriteMany"));
+        assert!(with("accessModes", json!(["ReadOnlyMany"])).contains("spec.accessModes"));
+        assert!(with("volumeAttributesClassName", json!("gold")).contains("spec.volumeAttributesClassName"));
+        let huge = json!({"requests": {"storage": "15Ei"}});
+        assert!(with("resources", huge).contains("spec.resources.requests.storage"));
+        let mut class = scene();
+        class.class["parameters"]["topolvm.io/devise-class"] = json!("x");
+        assert!(class.refusal().starts_with("StorageClass fast: parameters"));
+        let mut missing = scene();
+        missing.class = Value::Null;
+        assert_eq!(missing.refusal(), "storageclass.storage.k8s.io \"fast\" not found");
+    }
+
+    #[test]
+    fn a_node_without_the_class_is_given_back_to_the_scheduler() {
+        let mut scene = scene();
+        scene.class["parameters"]["topolvm.io/device-class"] = json!("hdd");
+        let expected = "node n1 does not offer device class \"hdd\"".to_owned();
+        assert_eq!(scene.decide(), Act::Reschedule(expected));
+        scene.claim["metadata"]["annotations"].as_object_mut().unwrap().remove(SELECTED_NODE);
+        scene.class["volumeBindingMode"] = json!("Immediate");
+        assert!(scene.refusal().contains("\"hdd\""));
+    }
+
+    #[test]
+    fn what_its_node_has_made_is_published_with_the_size_that_it_has() {
+        let status = Status { current_size: Some(Quantity::of(2 * GIB)), ..ready() };
+        let Act::Publish(persistent) = scene().with_volume(status).decide() else { panic!() };
+        assert_eq!(persistent["spec"]["capacity"]["storage"], "2Gi");
+        assert_eq!(persistent["spec"]["csi"]["volumeHandle"], "lv");
+        assert_eq!(persistent["spec"]["csi"]["fsType"], "xfs");
+        let unfinished = Status { current_size: None, ..ready() };
+        assert_eq!(scene().with_volume(unfinished).decide(), Act::Nothing);
+    }
+
+    #[test]
+    fn what_its_node_has_refused_is_taken_away_and_goes_elsewhere_if_there_was_no_room() {
+        let refused = |code: i32| Status { code, message: "why".into(), ..Status::default() };
+        assert_eq!(scene().with_volume(refused(8)).decide(), Act::Reschedule("why".into()));
+        assert_eq!(scene().with_volume(refused(3)).decide(), Act::Discard("why".into()));
+        let mut anywhere = scene().with_volume(refused(8));
+        anywhere.claim["metadata"]["annotations"].as_object_mut().unwrap().remove(SELECTED_NODE);
+        assert_eq!(anywhere.decide(), Act::Discard("why".into()));
+    }
+
+    #[test]
+    fn a_copy_is_made_where_its_source_is_and_is_not_smaller() {
+        let mut scene = scene();
+        let source = |size: u64| Source::Volume {
+            name: "pvc-0".into(),
+            node: "n7".into(),
+            device_class: "thin".into(),
+            size: size + 4096,
+            least: size,
+        };
+        scene.source = source(GIB);
+        let spec = scene.created().spec;
+        assert_eq!((spec.node_name.as_str(), spec.source.as_str()), ("n7", "pvc-0"));
+        assert_eq!((spec.access_type.as_str(), spec.device_class.as_str()), ("rw", "ssd"));
+        assert_eq!(spec.size.bytes(), Ok(GIB + 4096));
+        scene.source = source(2 * GIB);
+        assert!(scene.refusal().contains("request at least as much"));
+        scene.source = Source::Problem("the snapshot is not ready".into());
+        assert_eq!(scene.refusal(), "the snapshot is not ready");
+        scene.source = Source::Foreign("Populator".into());
+        assert_eq!(scene.decide(), Act::LeaveAlone("Populator".into()));
+    }
+}

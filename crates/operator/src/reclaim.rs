@@ -1,0 +1,248 @@
+//! A released PersistentVolume takes its LogicalVolume along.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Api;
+use lvms_api::LogicalVolume;
+use lvms_api::Personality;
+use lvms_api::names::kubernetes::{PROVISIONED_BY, VOLUME_FINALIZER};
+use lvms_cluster::slim::{PersistentVolume, annotation, has_finalizer};
+use lvms_cluster::store::chain;
+use lvms_cluster::work::Patience;
+use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::{Outcome, Reference, Work};
+
+use crate::Context;
+use crate::release::{Release, is_given_up};
+
+/// What cannot be deleted now is tried again after a second, and later at the most after thirty.
+const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
+
+const AT_ONCE: usize = 32;
+
+/// What to do next about a PersistentVolume of ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Act {
+    Nothing,
+    /// Mark that there is something to delete before it may go.
+    Mark,
+    /// Take the mark away: it may go without its data.
+    Unmark,
+    /// Delete its LogicalVolume, and it when that is gone.
+    Delete,
+}
+
+/// Reclaims volumes.
+pub struct Reclaim {
+    context: Arc<Context>,
+    release: Arc<Release>,
+    work: Arc<Work<String>>,
+}
+
+impl Reclaim {
+    /// Is told by PersistentVolumes, and by LogicalVolumes that are gone.
+    pub fn new(context: Arc<Context>, release: Arc<Release>) -> Reclaim {
+        let work: Arc<Work<String>> = Work::new("reclaim", PATIENCE);
+        let told = Arc::clone(&work);
+        context.stores.persistent.listen(move |_, now| {
+            if let Some(volume) = now {
+                told.add(volume.name().to_owned());
+            }
+        });
+        let (told, persistent) = (Arc::clone(&work), Arc::clone(&context.stores.persistent));
+        let driver = context.personality.driver();
+        context.stores.volumes.listen(move |before, now| {
+            if now.is_none()
+                && let Some(handle) = before.and_then(|volume| volume.volume_id())
+                && let Some(volume) = persistent.find(|volume| volume.handle(driver) == Some(handle))
+            {
+                told.add(volume.name().to_owned());
+            }
+        });
+        Reclaim { context, release, work }
+    }
+
+    /// The names that wait.
+    pub fn work(&self) -> Arc<Work<String>> {
+        Arc::clone(&self.work)
+    }
+
+    /// Reclaims for ever.
+    pub async fn run(self) {
+        let reclaim = Arc::new(self);
+        Arc::clone(&reclaim.work)
+            .run(AT_ONCE, move |name| {
+                let reclaim = Arc::clone(&reclaim);
+                async move { reclaim.look(&name).await }
+            })
+            .await;
+    }
+
+    async fn look(&self, name: &str) -> Outcome {
+        let Some(volume) = self.context.stores.persistent.named(name) else { return Outcome::Done };
+        match self.act(&volume).await {
+            Ok(outcome) => outcome,
+            Err(error) if is_conflict(&error) || is_not_found(&error) => Outcome::Done,
+            Err(error) => {
+                self.fail(&volume, chain(&error));
+                Outcome::Failed
+            }
+        }
+    }
+
+    async fn act(&self, volume: &PersistentVolume) -> Result<Outcome, kube::Error> {
+        match decide(volume, self.context.personality) {
+            Act::Nothing => Ok(Outcome::Done),
+            Act::Mark => {
+                let change = write::finalizers_with(volume, VOLUME_FINALIZER);
+                write::change(&self.api(), volume, change).await?;
+                Ok(Outcome::Done)
+            }
+            Act::Unmark => {
+                write::change(&self.api(), volume, write::finalizers_without(volume, &[VOLUME_FINALIZER]))
+                    .await?;
+                Ok(Outcome::Done)
+            }
+            Act::Delete => self.delete(volume).await,
+        }
+    }
+
+    async fn delete(&self, volume: &PersistentVolume) -> Result<Outcome, kube::Error> {
+        let handle = volume.handle(self.context.personality.driver()).unwrap_or_default();
+        if let Some(logical) = self.logical_volume(volume.name(), handle).await? {
+            if !logical.is_deleted() {
+                if let Some(kept) = self.release.release(&logical).await? {
+                    self.fail(volume, kept.to_string());
+                    return Ok(Outcome::Failed);
+                }
+                tracing::info!(volume = volume.name(), node = logical.spec.node_name, "is deleted");
+                write::delete(&self.context.logical_volumes(), logical.name(), logical.uid()).await?;
+            }
+            // Its node removes the LV, and the watch tells.
+            return Ok(Outcome::Done);
+        }
+        let api = self.api();
+        let unmarked = if has_finalizer(&volume.metadata, VOLUME_FINALIZER) {
+            write::change(&api, volume, write::finalizers_without(volume, &[VOLUME_FINALIZER])).await?
+        } else {
+            volume.clone()
+        };
+        if unmarked.metadata.deletion_timestamp.is_none() {
+            write::delete(&api, volume.name(), volume.metadata.uid.as_deref().unwrap_or_default()).await?;
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// The LogicalVolume of a handle. That there is none is known from the API itself.
+    async fn logical_volume(
+        &self,
+        name: &str,
+        handle: &str,
+    ) -> Result<Option<Arc<LogicalVolume>>, kube::Error> {
+        if let Some(known) = self.context.stores.by_handle(handle) {
+            return Ok(Some(known));
+        }
+        let api = self.context.logical_volumes();
+        let is_it = |volume: &LogicalVolume| volume.volume_id() == Some(handle) || volume.uid() == handle;
+        match api.get_opt(name).await?.filter(|volume| is_it(volume)) {
+            Some(volume) => Ok(Some(Arc::new(volume))),
+            // It may have another name than its PersistentVolume.
+            None => Ok(api
+                .list(&kube::api::ListParams::default())
+                .await?
+                .items
+                .into_iter()
+                .find(is_it)
+                .map(Arc::new)),
+        }
+    }
+
+    fn fail(&self, volume: &PersistentVolume, why: String) {
+        self.context.events.warn(Reference::to(volume, &()), "VolumeFailedDelete", why);
+    }
+
+    fn api(&self) -> Api<PersistentVolume> {
+        Api::all(self.context.client.clone())
+    }
+}
+
+fn decide(volume: &PersistentVolume, personality: Personality) -> Act {
+    let provisioned_by = annotation(&volume.metadata, PROVISIONED_BY);
+    let ours = volume.handle(personality.driver()).is_some()
+        && provisioned_by.is_none_or(|driver| driver == personality.driver());
+    if !ours {
+        return Act::Nothing;
+    }
+    let marked = has_finalizer(&volume.metadata, VOLUME_FINALIZER);
+    let deleted = volume.metadata.deletion_timestamp.is_some();
+    let wants_deletion = volume.spec.persistent_volume_reclaim_policy == "Delete";
+    if is_given_up(volume) && (marked || !deleted) {
+        return Act::Delete;
+    }
+    if marked && !wants_deletion {
+        return Act::Unmark;
+    }
+    if !marked && wants_deletion && !deleted && volume.status.phase == "Bound" {
+        return Act::Mark;
+    }
+    Act::Nothing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn decided(phase: &str, policy: &str, marked: bool, deleted: bool) -> Act {
+        let volume: PersistentVolume = serde_json::from_value(json!({
+            "metadata": {
+                "name": "pvc-1",
+                "finalizers": if marked { vec![VOLUME_FINALIZER] } else { vec![] },
+                "deletionTimestamp": deleted.then_some("2026-01-01T00:00:00Z"),
+            },
+            "spec": {
+                "csi": {"driver": "topolvm.io", "volumeHandle": "h"},
+                "persistentVolumeReclaimPolicy": policy,
+            },
+            "status": {"phase": phase},
+        }))
+        .unwrap();
+        decide(&volume, Personality::Topolvm)
+    }
+
+    #[test]
+    fn what_is_released_for_deletion_is_deleted_also_when_it_was_deleted_first() {
+        assert_eq!(decided("Released", "Delete", true, false), Act::Delete);
+        assert_eq!(decided("Released", "Delete", true, true), Act::Delete);
+        assert_eq!(decided("Released", "Delete", false, false), Act::Delete);
+        assert_eq!(decided("Released", "Delete", false, true), Act::Nothing);
+    }
+
+    #[test]
+    fn what_shall_be_retained_is_never_deleted() {
+        for phase in ["Bound", "Released", "Available", "Failed"] {
+            assert_eq!(decided(phase, "Retain", true, true), Act::Unmark, "{phase}");
+            assert_eq!(decided(phase, "Retain", false, false), Act::Nothing, "{phase}");
+        }
+    }
+
+    #[test]
+    fn what_is_bound_is_marked_and_not_deleted() {
+        assert_eq!(decided("Bound", "Delete", false, false), Act::Mark);
+        assert_eq!(decided("Bound", "Delete", true, false), Act::Nothing);
+        assert_eq!(decided("Bound", "Delete", true, true), Act::Nothing);
+        assert_eq!(decided("Bound", "Delete", false, true), Act::Nothing);
+    }
+
+    #[test]
+    fn what_another_driver_has_provisioned_is_left_alone() {
+        let volume: PersistentVolume = serde_json::from_value(json!({
+            "metadata": {"name": "x", "annotations": {"pv.kubernetes.io/provisioned-by": "other"}},
+            "spec": {"csi": {"driver": "topolvm.io", "volumeHandle": "h"}, "persistentVolumeReclaimPolicy": "Delete"},
+            "status": {"phase": "Released"},
+        }))
+        .unwrap();
+        assert_eq!(decide(&volume, Personality::Topolvm), Act::Nothing);
+    }
+}

@@ -1,0 +1,223 @@
+//! The second key: a LogicalVolume goes only if nothing names it any more.
+//!
+//! Its node removes an LV only if the object is deleted and carries an annotation that only the leader may write. It
+//! is written after the API itself, not a store, has said that nothing names the volume. One question answers for all
+//! that ask at that time.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::ListParams;
+use kube::core::PartialObjectMeta;
+use kube::{Api, Resource};
+use lvms_api::LogicalVolume;
+use lvms_api::names::RELEASED;
+use lvms_cluster::slim::PersistentVolume;
+use lvms_cluster::store::chain;
+use lvms_cluster::work::Patience;
+use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::{Outcome, Reference, Work};
+use serde_json::json;
+use tokio::sync::Mutex as AsyncMutex;
+
+use crate::Context;
+
+/// What still names a volume is looked at again after ten seconds, and later at the most after five minutes.
+const PATIENCE: Patience = Patience { first: Duration::from_secs(10), longest: Duration::from_secs(300) };
+
+const AT_ONCE: usize = 8;
+
+/// PersistentVolumes per answer.
+const PAGE: u32 = 200;
+
+/// Why a volume is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kept {
+    /// The definition of its kind is being deleted, and all objects with it.
+    DefinitionGoes,
+    /// A PersistentVolume names it.
+    Named(String),
+}
+
+impl std::fmt::Display for Kept {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Kept::DefinitionGoes => out.write_str(
+                "the CustomResourceDefinition is being deleted: logical volumes are not removed with it",
+            ),
+            Kept::Named(name) => write!(
+                out,
+                "PersistentVolume {name} names this volume and is not released for deletion: its data is kept"
+            ),
+        }
+    }
+}
+
+/// What the API says names volumes, by handle.
+struct Answer {
+    definition_goes: bool,
+    /// Those that must be kept, with the name of what names them.
+    named: BTreeMap<String, String>,
+}
+
+/// How often the API was asked, and what it said last.
+#[derive(Default)]
+struct Asked {
+    times: u64,
+    /// With the number of the question.
+    answer: Option<(u64, Arc<Answer>)>,
+}
+
+/// Decides what may go.
+pub struct Release {
+    context: Arc<Context>,
+    work: Arc<Work<String>>,
+    asking: AsyncMutex<()>,
+    asked: Mutex<Asked>,
+}
+
+impl Release {
+    /// Is told by LogicalVolumes that are deleted, and by what named them.
+    pub fn new(context: Arc<Context>) -> Arc<Release> {
+        let work: Arc<Work<String>> = Work::new("release", PATIENCE);
+        let told = Arc::clone(&work);
+        context.stores.volumes.listen(move |_, now| {
+            if let Some(volume) = now
+                && volume.is_deleted()
+                && !volume.is_released()
+            {
+                told.add(volume.name().to_owned());
+            }
+        });
+        let (told, volumes) = (Arc::clone(&work), Arc::clone(&context.stores.volumes));
+        let driver = context.personality.driver();
+        context.stores.persistent.listen(move |before, now| {
+            if let Some(handle) = now.or(before).and_then(|volume| volume.handle(driver))
+                && let Some(volume) =
+                    volumes.find(|volume| volume.volume_id() == Some(handle) && volume.is_deleted())
+            {
+                told.add(volume.name().to_owned());
+            }
+        });
+        Arc::new(Release { context, work, asking: AsyncMutex::default(), asked: Mutex::default() })
+    }
+
+    /// The names that wait.
+    pub fn work(&self) -> Arc<Work<String>> {
+        Arc::clone(&self.work)
+    }
+
+    /// Looks at what was deleted by others than us, for ever.
+    pub async fn run(self: Arc<Self>) {
+        let work = Arc::clone(&self.work);
+        work.run(AT_ONCE, move |name| {
+            let release = Arc::clone(&self);
+            async move { release.look(&name).await }
+        })
+        .await;
+    }
+
+    async fn look(&self, name: &str) -> Outcome {
+        let Some(volume) = self.context.stores.volumes.named(name) else { return Outcome::Done };
+        if !volume.is_deleted() || volume.is_released() || volume.volume_id().is_none() {
+            // Without an LV there is nothing to release; its node lets it go.
+            return Outcome::Done;
+        }
+        match self.release(&volume).await {
+            Ok(None) => Outcome::Done,
+            Ok(Some(kept)) => {
+                let about = Reference::to(volume.as_ref(), &self.context.personality);
+                self.context.events.warn(about, "Retained", kept.to_string());
+                Outcome::Failed
+            }
+            Err(error) if is_conflict(&error) || is_not_found(&error) => Outcome::Done,
+            Err(error) => {
+                tracing::warn!(volume = name, error = %chain(&error), "it is not known what names it");
+                Outcome::Failed
+            }
+        }
+    }
+
+    /// Releases a LogicalVolume if nothing names it any more; says why not otherwise.
+    pub async fn release(&self, volume: &LogicalVolume) -> Result<Option<Kept>, kube::Error> {
+        if volume.is_released() {
+            return Ok(None);
+        }
+        if let Some(handle) = volume.volume_id()
+            && let Some(kept) = self.kept(handle).await?
+        {
+            return Ok(Some(kept));
+        }
+        let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let change = json!({ "metadata": { "annotations": { RELEASED: now } } });
+        tracing::info!(volume = volume.name(), "nothing names it any more: it is released");
+        let changed = write::change(&self.context.logical_volumes(), volume, change).await?;
+        self.context.stores.volumes.answered(changed);
+        Ok(None)
+    }
+
+    async fn kept(&self, handle: &str) -> Result<Option<Kept>, kube::Error> {
+        let answer = self.ask().await?;
+        if answer.definition_goes {
+            return Ok(Some(Kept::DefinitionGoes));
+        }
+        Ok(answer.named.get(handle).cloned().map(Kept::Named))
+    }
+
+    /// Asks the API what names volumes. Whoever comes while it is asked waits, and is served by the next answer, which
+    /// was asked for after it came.
+    async fn ask(&self) -> Result<Arc<Answer>, kube::Error> {
+        let before = self.asked().times;
+        let _turn = self.asking.lock().await;
+        if let Some((number, answer)) = &self.asked().answer
+            && *number > before
+        {
+            return Ok(Arc::clone(answer));
+        }
+        let number = {
+            let mut asked = self.asked();
+            asked.times += 1;
+            asked.times
+        };
+        let answer = Arc::new(self.look_at_all().await?);
+        self.asked().answer = Some((number, Arc::clone(&answer)));
+        Ok(answer)
+    }
+
+    fn asked(&self) -> std::sync::MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn look_at_all(&self) -> Result<Answer, kube::Error> {
+        let personality = self.context.personality;
+        let definitions: Api<PartialObjectMeta<CustomResourceDefinition>> =
+            Api::all(self.context.client.clone());
+        let name = format!("{}.{}", LogicalVolume::plural(&personality), personality.driver());
+        let definition = definitions.get(&name).await?;
+        let api: Api<PersistentVolume> = Api::all(self.context.client.clone());
+        let mut named = BTreeMap::new();
+        let mut page = ListParams::default().limit(PAGE);
+        loop {
+            let list = api.list(&page).await?;
+            for volume in &list.items {
+                if let Some(handle) = volume.handle(personality.driver())
+                    && !is_given_up(volume)
+                {
+                    named.insert(handle.to_owned(), volume.name().to_owned());
+                }
+            }
+            match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = page.continue_token(&token),
+                None => break,
+            }
+        }
+        Ok(Answer { definition_goes: definition.metadata.deletion_timestamp.is_some(), named })
+    }
+}
+
+/// Whether a PersistentVolume has given its data up.
+pub fn is_given_up(volume: &PersistentVolume) -> bool {
+    volume.status.phase == "Released" && volume.spec.persistent_volume_reclaim_policy == "Delete"
+}

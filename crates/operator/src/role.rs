@@ -1,0 +1,139 @@
+//! `lvms operator`: the cluster's part, all of it, while it leads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::core::PartialObjectMeta;
+use kube::{Api, Client};
+use lvms_api::Personality;
+use lvms_cluster::lease::{Candidate, Timing};
+use lvms_cluster::store::chain;
+use lvms_cluster::{Connection, Events};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::Context;
+use crate::capacity::Capacity;
+use crate::provision::{Provision, identity};
+use crate::reclaim::Reclaim;
+use crate::release::Release;
+use crate::stores::Stores;
+
+/// The cluster's part.
+#[derive(Clone)]
+pub struct Role {
+    /// For which driver.
+    pub personality: Personality,
+    /// The way to the cluster.
+    pub connection: Connection,
+    /// Where our own objects are.
+    pub namespace: String,
+    /// The pod that we are, if we are one.
+    pub pod: Option<String>,
+}
+
+/// The lease of the leader.
+const LEASE: &str = "lvms-operator";
+
+impl Role {
+    /// Leads whenever it can, until `stop` ends. `leads` is told whether it does.
+    pub async fn run(self, leads: Arc<watch::Sender<bool>>, stop: impl Future<Output = ()>) {
+        let name = self.pod.clone().unwrap_or_else(|| "lvms".to_owned());
+        let identity = format!("{name}_{}", uuid::Uuid::new_v4());
+        let client = self.connection.client.clone();
+        let candidate = Candidate::new(client, &self.namespace, LEASE, &identity, Timing::default());
+        candidate
+            .lead(stop, || {
+                let (role, leads) = (self.clone(), Arc::clone(&leads));
+                async move {
+                    // Told when it ends, however it does.
+                    leads.send_replace(true);
+                    let _leads = Leads(leads);
+                    role.lead().await;
+                }
+            })
+            .await;
+    }
+
+    /// Does all work, for ever.
+    pub async fn lead(self) {
+        let mut tasks = JoinSet::new();
+        let stores = Arc::new(Stores::default());
+        let component = self.personality.driver();
+        let host = self.pod.as_deref().unwrap_or_default();
+        let context = Arc::new(Context {
+            personality: self.personality,
+            client: self.connection.client.clone(),
+            namespace: self.namespace.clone(),
+            stores: Arc::clone(&stores),
+            events: Events::new(self.connection.client.clone(), component, host),
+            identity: identity(self.personality),
+        });
+        let owner = self.owner().await;
+        // Whoever acts is told of every object: all listen before the first is read.
+        let provision = Provision::new(Arc::clone(&context));
+        let release = Release::new(Arc::clone(&context));
+        let reclaim = Reclaim::new(Arc::clone(&context), Arc::clone(&release));
+        let capacity = Capacity::new(Arc::clone(&context), owner);
+        stores.follow(&self.connection, self.personality, &self.namespace, &mut tasks);
+        stores.complete().await;
+        tracing::info!(
+            claims = stores.claims.all().len(),
+            volumes = stores.volumes.all().len(),
+            nodes = stores.lvm_nodes.all().len(),
+            "all objects are known: the work begins"
+        );
+        tasks.spawn(provision.run());
+        tasks.spawn(release.run());
+        tasks.spawn(reclaim.run());
+        tasks.spawn(capacity.run());
+        while let Some(ended) = tasks.join_next().await {
+            tracing::error!(?ended, "a part of the leader's work has ended");
+        }
+    }
+
+    /// The Deployment that we are of: what is owned by it vanishes with it.
+    async fn owner(&self) -> Option<Value> {
+        let pod = self.pod.as_ref()?;
+        loop {
+            match owner_of(&self.connection.client, &self.namespace, pod).await {
+                Ok(owner) => return owner,
+                Err(error) => {
+                    tracing::warn!(error = %chain(&error), "who owns this pod is not known");
+                    tokio::time::sleep(Duration::from_secs(5)).await;
+                }
+            }
+        }
+    }
+}
+
+async fn owner_of(client: &Client, namespace: &str, pod: &str) -> Result<Option<Value>, kube::Error> {
+    let controller = |owners: Option<Vec<OwnerReference>>| {
+        owners.into_iter().flatten().find(|owner| owner.controller == Some(true))
+    };
+    let pods: Api<PartialObjectMeta<Pod>> = Api::namespaced(client.clone(), namespace);
+    let Some(pod) = pods.get_opt(pod).await? else { return Ok(None) };
+    let Some(mut owner) = controller(pod.metadata.owner_references) else { return Ok(None) };
+    if owner.kind == "ReplicaSet" {
+        let sets: Api<PartialObjectMeta<ReplicaSet>> = Api::namespaced(client.clone(), namespace);
+        let Some(set) = sets.get_opt(&owner.name).await? else { return Ok(None) };
+        owner = controller(set.metadata.owner_references).unwrap_or(owner);
+    }
+    Ok(Some(json!({
+        "apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid,
+        "controller": true,
+    })))
+}
+
+/// That we lead, as long as it lives.
+struct Leads(Arc<watch::Sender<bool>>);
+
+impl Drop for Leads {
+    fn drop(&mut self) {
+        self.0.send_replace(false);
+    }
+}

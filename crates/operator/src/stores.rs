@@ -1,0 +1,107 @@
+//! The objects that the leader watches: each kind once, and of each kind what is ours.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use kube::Api;
+use lvms_api::names::OLD_CLAIM_FINALIZERS;
+use lvms_api::names::kubernetes::{PROVISIONED_BY, STORAGE_PROVISIONER};
+use lvms_api::{LogicalVolume, LvmNode, Personality};
+use lvms_cluster::slim::{Capacity, Claim, Node, PersistentVolume, StorageClass, annotation, has_finalizer};
+use lvms_cluster::store::{self, Keep};
+use lvms_cluster::{Connection, Store};
+use tokio::task::JoinSet;
+
+/// What is watched.
+#[derive(Default)]
+pub struct Stores {
+    /// Claims that we shall provision or have.
+    pub claims: Arc<Store<Claim>>,
+    /// PersistentVolumes of our driver.
+    pub persistent: Arc<Store<PersistentVolume>>,
+    /// StorageClasses of our driver.
+    pub classes: Arc<Store<StorageClass>>,
+    /// All nodes.
+    pub nodes: Arc<Store<Node>>,
+    /// What nodes tell of themselves.
+    pub lvm_nodes: Arc<Store<LvmNode>>,
+    /// All LogicalVolumes.
+    pub volumes: Arc<Store<LogicalVolume>>,
+    /// What the scheduler reads about our driver.
+    pub capacities: Arc<Store<Capacity>>,
+}
+
+/// The label of a CSIStorageCapacity that names its driver.
+pub const DRIVER_NAME: &str = "csi.storage.k8s.io/drivername";
+
+/// The driver that shall provision a claim.
+pub fn provisioner(claim: &Claim) -> Option<&str> {
+    STORAGE_PROVISIONER.iter().find_map(|key| annotation(&claim.metadata, key))
+}
+
+impl Stores {
+    /// Follows all of them, in tasks that end with the set.
+    pub fn follow(
+        &self,
+        connection: &Connection,
+        personality: Personality,
+        namespace: &str,
+        tasks: &mut JoinSet<()>,
+    ) {
+        let client = || connection.watching.clone();
+        let driver = personality.driver();
+        let claims: Keep<Claim> = Box::new(move |claim| {
+            let old = || OLD_CLAIM_FINALIZERS.iter().any(|old| has_finalizer(&claim.metadata, old));
+            provisioner(claim) == Some(driver) || old()
+        });
+        tasks.spawn(Arc::clone(&self.claims).follow(Api::all(client()), store::config(), claims));
+        let persistent: Keep<PersistentVolume> = Box::new(move |volume| {
+            volume.handle(driver).is_some() || annotation(&volume.metadata, PROVISIONED_BY) == Some(driver)
+        });
+        tasks.spawn(Arc::clone(&self.persistent).follow(Api::all(client()), store::config(), persistent));
+        let classes: Keep<StorageClass> = Box::new(move |class| class.provisioner == driver);
+        tasks.spawn(Arc::clone(&self.classes).follow(Api::all(client()), store::config(), classes));
+        let (topology, capacity) = (personality.topology_key(), personality.capacity_prefix());
+        let nodes: Keep<Node> = Box::new(move |node| {
+            if let Some(labels) = &mut node.metadata.labels {
+                labels.retain(|key, _| *key == topology);
+            }
+            if let Some(annotations) = &mut node.metadata.annotations {
+                annotations.retain(|key, _| key.starts_with(&capacity));
+            }
+            true
+        });
+        tasks.spawn(Arc::clone(&self.nodes).follow(Api::all(client()), store::config(), nodes));
+        let lvm_nodes = Api::namespaced(client(), namespace);
+        tasks.spawn(Arc::clone(&self.lvm_nodes).follow(lvm_nodes, store::config(), all()));
+        let volumes = Api::all_with(client(), &personality);
+        tasks.spawn(Arc::clone(&self.volumes).follow(volumes, store::config(), all()));
+        let ours = store::config().labels(&format!("{DRIVER_NAME}={driver}"));
+        tasks.spawn(Arc::clone(&self.capacities).follow(Api::all(client()), ours, all()));
+    }
+
+    /// Waits until all objects that were there at first are known.
+    pub fn complete(&self) -> impl Future<Output = ()> {
+        let Stores { claims, persistent, classes, nodes, lvm_nodes, volumes, capacities } = self;
+        async move {
+            tokio::join!(
+                claims.complete(),
+                persistent.complete(),
+                classes.complete(),
+                nodes.complete(),
+                lvm_nodes.complete(),
+                volumes.complete(),
+                capacities.complete(),
+            );
+        }
+    }
+
+    /// The LogicalVolume that a handle names.
+    pub fn by_handle(&self, handle: &str) -> Option<Arc<LogicalVolume>> {
+        self.volumes.find(|volume| volume.volume_id() == Some(handle))
+    }
+}
+
+fn all<K>() -> Keep<K> {
+    Box::new(|_| true)
+}

@@ -1,0 +1,203 @@
+//! lvms in a cluster of the lab, as its manifests under `deploy/` say.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use lab_protocol::disk::{Disk, GIB, link_by_id};
+
+use crate::cluster::images::{self, Image};
+use crate::cluster::programs::NodeFile;
+use crate::cluster::{Cluster, Node};
+use crate::guest::Guest;
+use crate::{process, progress, workspace};
+
+/// Where its pods are.
+pub(crate) const NAMESPACE: &str = "lvms-system";
+
+/// The driver's name.
+pub(crate) const DRIVER: &str = "topolvm.io";
+
+/// The file with its image, on a node.
+pub(crate) const IMAGES: &str = "lvms.tar";
+
+const IMAGE: &str = "lab.lvms.io/lvms:1";
+
+/// A volume group of a node, of one or more partitions of one disk.
+struct Group {
+    name: &'static str,
+    gibibytes: &'static [u64],
+}
+
+/// As in TopoLVM's own end-to-end tests.
+const GROUPS: [Group; 5] = [
+    Group { name: "thick1", gibibytes: &[20] },
+    Group { name: "thick2", gibibytes: &[20] },
+    Group { name: "raid1-1", gibibytes: &[3, 3] },
+    Group { name: "raid1-2", gibibytes: &[3, 3] },
+    Group { name: "thin1", gibibytes: &[5] },
+];
+
+/// What is offered of them.
+const CONFIGURATION: &str = "\
+device-classes:
+- {name: dc1, volume-group: thick1, default: true, spare-gb: 1}
+- {name: dc2, volume-group: thick2, spare-gb: 0}
+- {name: create-option-raid1, volume-group: raid1-1, spare-gb: 0, lvcreate-options: [--type=raid1]}
+- {name: option-class-raid1, volume-group: raid1-2, spare-gb: 0}
+- {name: thin, volume-group: thin1, type: thin, spare-gb: 0, thin-pool: {name: pool0, overprovision-ratio: 5.0}}
+lvcreate-option-classes:
+- {name: raid1, options: [--type=raid1]}
+";
+
+/// What nodes need: the image with the program alone.
+pub(crate) fn node_files(run: &Path) -> Result<Vec<NodeFile>> {
+    let program = workspace::build_static("lvms")?;
+    let path = run.join(IMAGES);
+    let image = Image::new(IMAGE).file("/lvms", &program).entrypoint(&["/lvms"]);
+    images::write(&path, &[image])?;
+    fs::write(run.join("definitions.yaml"), process::run(std::process::Command::new(&program).arg("crd"))?)?;
+    Ok(vec![(format!("images/{IMAGES}"), path)])
+}
+
+/// Makes volume groups on all nodes, and runs lvms on them.
+pub(crate) fn install(cluster: &Cluster) -> Result<()> {
+    let step = progress::step("installing lvms");
+    std::thread::scope(|scope| {
+        let nodes: Vec<_> = cluster
+            .nodes()
+            .iter()
+            .map(|node| {
+                scope.spawn(move || {
+                    prepare(cluster, &node.guest).with_context(|| format!("volume groups on {}", node.name))
+                })
+            })
+            .collect();
+        nodes.into_iter().try_for_each(|node| {
+            node.join().map_err(|_| anyhow::anyhow!("the preparation of a node panicked"))?
+        })
+    })?;
+    step.note("objects");
+    cluster.apply(&fs::read_to_string("definitions.yaml")?)?;
+    for name in ["logicalvolumes.topolvm.io", "lvmnodes.lvm.topolvm.io"] {
+        cluster.kubectl(["wait", "--for=condition=Established", "--timeout=120s", "crd", name])?;
+    }
+    for manifest in ["base", "admission", "node", "operator"] {
+        cluster.apply(&manifest_of(manifest)?)?;
+    }
+    step.note("nodes");
+    for node in cluster.nodes() {
+        cluster.wait_for(&format!("lvms on {}", node.name), || is_registered(cluster, &node.name))?;
+    }
+    cluster.apply(CLASSES)?;
+    step.note("operator");
+    cluster.wait_for("the operator to be ready", || {
+        let deployment = cluster.get(["--namespace", NAMESPACE, "deployment", "lvms-operator"])?;
+        Ok(deployment["status"]["readyReplicas"] == deployment["spec"]["replicas"])
+    })?;
+    cluster.wait_for("the capacity of all nodes to be published", || {
+        let published = cluster.get(["--namespace", NAMESPACE, "csistoragecapacities"])?;
+        let published = published["items"].as_array().context("no list of capacities")?;
+        let of = |class: &str| published.iter().filter(|one| one["storageClassName"] == class).count();
+        Ok(["thick", "dc2", "thin", "default"].iter().all(|class| of(class) == cluster.nodes().len()))
+    })?;
+    step.done();
+    Ok(())
+}
+
+/// StorageClasses as in TopoLVM's own end-to-end tests.
+const CLASSES: &str = include_str!("deployed/classes.yaml");
+
+/// A manifest of `deploy/`, with the lab's image.
+pub(crate) fn manifest_of(name: &str) -> Result<String> {
+    let path = workspace::directory().join("deploy").join(format!("{name}.yaml"));
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    Ok(text.replace("image: lvms:latest", &format!("image: {IMAGE}\n        imagePullPolicy: Never")))
+}
+
+fn prepare(cluster: &Cluster, guest: &Guest) -> Result<()> {
+    let all: u64 = GROUPS.iter().flat_map(|group| group.gibibytes).sum();
+    let serial = guest.plug_new(Disk::new((all + 1) * GIB).serial("lvms"))?;
+    let disk = link_by_id(&serial);
+    cluster.wait_for(&format!("udev to find {disk}"), || {
+        guest.command(["test", "-b", &disk]).run()?;
+        Ok(true)
+    })?;
+    let mut partitions = String::from("label: gpt\n");
+    let mut groups = String::new();
+    let mut number = 0;
+    for group in &GROUPS {
+        groups += &format!("vgcreate {}", group.name);
+        for size in group.gibibytes {
+            number += 1;
+            // LVM's own metadata has room beside the extents.
+            partitions += &format!("size={}M\n", size * 1024 + 4);
+            groups += &format!(" \"${{disk}}{number}\"");
+        }
+        groups.push('\n');
+    }
+    guest.put("/run/partitions", 0o644, partitions)?;
+    guest.command(["mkdir", "-p", "/etc/topolvm"]).run()?;
+    guest.put("/etc/topolvm/lvmd.yaml", 0o644, CONFIGURATION)?;
+    let script = format!(
+        "disk=$(readlink -f {disk})
+         sfdisk --quiet \"$disk\" < /run/partitions
+         udevadm settle
+         {groups}
+         lvcreate --type thin-pool --size 4G --name pool0 thin1"
+    );
+    guest.script(&script).run()?;
+    Ok(())
+}
+
+/// Whether the kubelet of a node has the driver.
+pub(crate) fn is_registered(cluster: &Cluster, node: &str) -> Result<bool> {
+    let drivers = cluster.get(["csinode", node])?;
+    let drivers = drivers["spec"]["drivers"].as_array().map_or(&[][..], Vec::as_slice);
+    Ok(drivers.iter().any(|driver| driver["name"] == DRIVER))
+}
+
+/// What lvms has logged, into the run's directory.
+pub(crate) fn collect_logs(cluster: &Cluster, test: &str) {
+    let logs =
+        ["--namespace", NAMESPACE, "logs", "--selector=app.kubernetes.io/name=lvms", "--prefix", "--tail=-1"];
+    let text = cluster.kubectl(logs).unwrap_or_else(|error| format!("{error:#}"));
+    let _ = fs::write(format!("{test}-lvms.log"), text);
+    let pods = cluster.kubectl(["--namespace", NAMESPACE, "describe", "pods"]);
+    let _ = fs::write(format!("{test}-pods.log"), pods.unwrap_or_else(|error| format!("{error:#}")));
+}
+
+/// The pod of lvms on a node.
+pub(crate) fn pod_on(cluster: &Cluster, node: &Node) -> Result<String> {
+    let selector = "--selector=app.kubernetes.io/component=node";
+    let field = format!("--field-selector=spec.nodeName={},status.phase=Running", node.name);
+    let pods = cluster.get(["--namespace", NAMESPACE, "pods", selector, &field])?;
+    let name = pods["items"][0]["metadata"]["name"].as_str();
+    Ok(name.with_context(|| format!("lvms does not run on {}", node.name))?.to_owned())
+}
+
+/// What all nodes have, in bytes, for a comparison of before and after: what is free in each volume group, how large
+/// each logical volume is, and what the cluster is told that can be had.
+pub(crate) fn space(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
+    let mut all = BTreeMap::new();
+    for node in cluster.nodes() {
+        let text = node.guest.script(
+            r#"report='--noheadings --nosuffix --units b --separator /'
+            vgs $report -o vg_name,vg_free | sed 's|/| free |'
+            lvs $report -o vg_name,lv_name,lv_size | sed 's|/\([^/]*\)$| size \1|'"#,
+        );
+        for line in text.run()?.text().lines() {
+            let (what, bytes) = line.trim().rsplit_once(' ').with_context(|| line.to_owned())?;
+            all.insert(format!("{} {what}", node.name), bytes.parse().with_context(|| line.to_owned())?);
+        }
+        let told = cluster.get(["node", &node.name])?;
+        for (key, value) in told["metadata"]["annotations"].as_object().into_iter().flatten() {
+            if let Some(class) = key.strip_prefix(&format!("capacity.{DRIVER}/")) {
+                let bytes = value.as_str().unwrap_or_default().parse().with_context(|| key.clone())?;
+                all.insert(format!("{} told of {class}", node.name), bytes);
+            }
+        }
+    }
+    Ok(all)
+}

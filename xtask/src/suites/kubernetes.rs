@@ -1,0 +1,131 @@
+//! lvms in a Kubernetes with three nodes.
+//!
+//! Tests whose names begin with a number are TopoLVM's own end-to-end tests, in their order.
+
+mod scenarios;
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+
+use super::cluster::{Case, InOneCluster};
+use super::stage::Product;
+use super::{Choice, Results, Suite};
+use crate::cache::Cache;
+use crate::cluster::programs::Programs;
+use crate::cluster::{Cluster, Options};
+use crate::deployed::{self, NAMESPACE};
+use crate::lab::Lab;
+use crate::peers;
+
+const CASES: &[Case] = &[
+    ("a_node_tells_what_it_has", a_node_tells_what_it_has),
+    (
+        "the_kubelet_knows_the_driver_again_after_either_was_restarted",
+        the_kubelet_knows_the_driver_again_after_either_was_restarted,
+    ),
+    (
+        "the_driver_is_registered_though_a_predecessors_socket_comes_and_goes",
+        the_driver_is_registered_though_a_predecessors_socket_comes_and_goes,
+    ),
+];
+
+/// Their names.
+pub(crate) fn list() -> Vec<String> {
+    all().iter().map(|(name, _)| (*name).to_owned()).collect()
+}
+
+fn all() -> Vec<Case> {
+    CASES.iter().chain(scenarios::CASES).copied().collect()
+}
+
+const LVMS: Product = Product { space: deployed::space, collect_logs: deployed::collect_logs };
+
+/// Runs them.
+pub(crate) fn run(
+    lab: &Arc<Lab>,
+    cache: &Cache,
+    programs: &Programs,
+    choice: &Choice,
+    results: &mut Results,
+) -> Result<()> {
+    let images = [deployed::IMAGES, peers::IMAGES[0]].map(str::to_owned).to_vec();
+    let options = Options { images, ..Options::nodes(3) };
+    let cases = all();
+    let suite = InOneCluster { suite: Suite::Kubernetes, part: "kubernetes", options, cases: &cases };
+    suite.run(lab, programs, choice, results, |cluster| {
+        peers::snapshots::install(cache, cluster)?;
+        deployed::install(cluster).inspect_err(|_| deployed::collect_logs(cluster, "install"))
+    })
+}
+
+fn a_node_tells_what_it_has(cluster: &Cluster) -> Result<()> {
+    for node in cluster.nodes() {
+        cluster.wait_for(&format!("{} to tell what it has", node.name), || {
+            let told = cluster.get(["--namespace", NAMESPACE, "lvmnode", &node.name])?;
+            let classes = told["status"]["deviceClasses"].as_array().map_or(&[][..], Vec::as_slice);
+            let available = |name: &str| {
+                let class = classes.iter().find(|class| class["name"] == name);
+                class.and_then(|class| class["available"].as_str()).unwrap_or_default().to_owned()
+            };
+            ensure!(told["status"]["state"] == "Ready", "it is {}", told["status"]);
+            ensure!(available("dc1") == "19Gi", "of dc1 {} is available", available("dc1"));
+            ensure!(available("dc2") == "20Gi", "of dc2 {} is available", available("dc2"));
+            ensure!(available("thin") == "20Gi", "of thin {} is available", available("thin"));
+            Ok(true)
+        })?;
+    }
+    let table = cluster.kubectl(["--namespace", NAMESPACE, "get", "lvmnodes"])?;
+    ensure!(table.contains("Ready") && table.contains("dc1 0%"), "people are shown\n{table}");
+    Ok(())
+}
+
+fn the_kubelet_knows_the_driver_again_after_either_was_restarted(cluster: &Cluster) -> Result<()> {
+    let node = &cluster.nodes()[0];
+    let pod = deployed::pod_on(cluster, node)?;
+    cluster.kubectl(["--namespace", NAMESPACE, "delete", "pod", &pod, "--force", "--grace-period=0"])?;
+    cluster.wait_for("a new pod of lvms", || Ok(deployed::pod_on(cluster, node)? != pod))?;
+    await_ready(cluster, &deployed::pod_on(cluster, node)?)?;
+    ensure!(deployed::is_registered(cluster, &node.name)?, "a ready pod is not registered");
+    let pod = deployed::pod_on(cluster, node)?;
+    let before = times_registered(cluster, &pod)?;
+    node.restart_kubelet()?;
+    cluster.wait_for("the new kubelet to have taken the driver", || {
+        Ok(times_registered(cluster, &pod)? > before && deployed::is_registered(cluster, &node.name)?)
+    })
+}
+
+fn the_driver_is_registered_though_a_predecessors_socket_comes_and_goes(cluster: &Cluster) -> Result<()> {
+    let node = &cluster.nodes()[1];
+    let pod = deployed::pod_on(cluster, node)?;
+    let before = times_registered(cluster, &pod)?;
+    // A registrar of TopoLVM's that tells of the same driver and ends: with its socket the kubelet forgets the driver by
+    // its name.
+    node.guest
+        .script(
+            "socket=/var/lib/kubelet/plugins/topolvm.io/node/csi-topolvm.sock
+             /opt/lab/bin/registrar --csi-address=$socket --kubelet-registration-path=$socket \
+                --plugin-registration-path=/var/lib/kubelet/plugins_registry </dev/null >/run/registrar.log 2>&1 &
+             until grep -q 'has registered' /run/registrar.log; do kill -0 $! || { cat /run/registrar.log; exit 1; }; sleep 0.2; done
+             kill $!
+             wait",
+        )
+        .run()?;
+    cluster.wait_for("the driver to be registered anew", || {
+        Ok(times_registered(cluster, &pod)? > before && deployed::is_registered(cluster, &node.name)?)
+    })
+}
+
+/// How often the kubelet has taken the driver that a pod serves.
+fn times_registered(cluster: &Cluster, pod: &str) -> Result<usize> {
+    let log = cluster.kubectl(["--namespace", NAMESPACE, "logs", pod])?;
+    Ok(log.matches("registered with the kubelet").count())
+}
+
+fn await_ready(cluster: &Cluster, pod: &str) -> Result<()> {
+    cluster.wait_for(&format!("{pod} to be ready"), || {
+        let pod = cluster.get(["--namespace", NAMESPACE, "pod", pod])?;
+        let conditions = pod["status"]["conditions"].as_array().map_or(&[][..], Vec::as_slice);
+        Ok(conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True"))
+    })
+}
