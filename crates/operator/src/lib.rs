@@ -4,6 +4,7 @@
 //! - [`provision`]: a claim becomes a LogicalVolume; when its node has made it, a PersistentVolume.
 //! - [`reclaim`]: a released PersistentVolume takes its LogicalVolume along.
 //! - [`release`]: the second key: a LogicalVolume goes only if nothing names it any more.
+//! - [`resize`]: a claim that asks for more gets it.
 //! - [`capacity`]: what nodes tell becomes what the scheduler reads.
 //! - [`role`]: all of it together, as `lvms operator` runs it.
 //!
@@ -14,6 +15,7 @@ pub mod capacity;
 pub mod provision;
 pub mod reclaim;
 pub mod release;
+pub mod resize;
 pub mod role;
 pub mod stores;
 

@@ -21,6 +21,7 @@ use crate::capacity::Capacity;
 use crate::provision::{Provision, identity};
 use crate::reclaim::Reclaim;
 use crate::release::Release;
+use crate::resize::Resize;
 use crate::stores::Stores;
 
 /// The cluster's part.
@@ -78,6 +79,7 @@ impl Role {
         let provision = Provision::new(Arc::clone(&context));
         let release = Release::new(Arc::clone(&context));
         let reclaim = Reclaim::new(Arc::clone(&context), Arc::clone(&release));
+        let resize = Resize::new(Arc::clone(&context));
         let capacity = Capacity::new(Arc::clone(&context), owner);
         stores.follow(&self.connection, self.personality, &self.namespace, &mut tasks);
         stores.complete().await;
@@ -90,6 +92,7 @@ impl Role {
         tasks.spawn(provision.run());
         tasks.spawn(release.run());
         tasks.spawn(reclaim.run());
+        tasks.spawn(resize.run());
         tasks.spawn(capacity.run());
         while let Some(ended) = tasks.join_next().await {
             tracing::error!(?ended, "a part of the leader's work has ended");

@@ -50,9 +50,12 @@ impl Stores {
     ) {
         let client = || connection.watching.clone();
         let driver = personality.driver();
+        let volumes = Arc::clone(&self.persistent);
         let claims: Keep<Claim> = Box::new(move |claim| {
             let old = || OLD_CLAIM_FINALIZERS.iter().any(|old| has_finalizer(&claim.metadata, old));
-            provisioner(claim) == Some(driver) || old()
+            // A volume made by hand has a claim that nobody was to provision.
+            let bound = || volumes.named(&claim.spec.volume_name).is_some();
+            provisioner(claim) == Some(driver) || old() || bound()
         });
         tasks.spawn(Arc::clone(&self.claims).follow(Api::all(client()), store::config(), claims));
         let persistent: Keep<PersistentVolume> = Box::new(move |volume| {

@@ -25,8 +25,8 @@ const CASES: &[Case] = &[
         the_kubelet_knows_the_driver_again_after_either_was_restarted,
     ),
     (
-        "the_driver_is_registered_though_a_predecessors_socket_comes_and_goes",
-        the_driver_is_registered_though_a_predecessors_socket_comes_and_goes,
+        "the_driver_takes_the_place_of_a_predecessor_at_the_kubelet",
+        the_driver_takes_the_place_of_a_predecessor_at_the_kubelet,
     ),
 ];
 
@@ -95,25 +95,35 @@ fn the_kubelet_knows_the_driver_again_after_either_was_restarted(cluster: &Clust
     })
 }
 
-fn the_driver_is_registered_though_a_predecessors_socket_comes_and_goes(cluster: &Cluster) -> Result<()> {
+fn the_driver_takes_the_place_of_a_predecessor_at_the_kubelet(cluster: &Cluster) -> Result<()> {
     let node = &cluster.nodes()[1];
     let pod = deployed::pod_on(cluster, node)?;
     let before = times_registered(cluster, &pod)?;
-    // A registrar of TopoLVM's that tells of the same driver and ends: with its socket the kubelet forgets the driver by
-    // its name.
+    // A kubelet that finds the socket of node-driver-registrar, as TopoLVM has it, and registers the driver by it.
     node.guest
         .script(
-            "socket=/var/lib/kubelet/plugins/topolvm.io/node/csi-topolvm.sock
-             /opt/lab/bin/registrar --csi-address=$socket --kubelet-registration-path=$socket \
+            "pkill -9 -x kubelet
+             cd /var/lib/kubelet
+             mv plugins_registry/topolvm.io@reg.sock .
+             socket=/var/lib/kubelet/plugins/topolvm.io/node/csi-topolvm.sock
+             setsid /opt/lab/bin/registrar --csi-address=$socket --kubelet-registration-path=$socket \
                 --plugin-registration-path=/var/lib/kubelet/plugins_registry </dev/null >/run/registrar.log 2>&1 &
-             until grep -q 'has registered' /run/registrar.log; do kill -0 $! || { cat /run/registrar.log; exit 1; }; sleep 0.2; done
-             kill $!
-             wait",
+             until [ -S plugins_registry/topolvm.io-reg.sock ]; do sleep 0.2; done
+             sh /etc/kubernetes/start-kubelet
+             until grep -q 'has registered' /run/registrar.log; do sleep 0.2; done
+             mv topolvm.io@reg.sock plugins_registry/",
         )
         .run()?;
-    cluster.wait_for("the driver to be registered anew", || {
+    // The kubelet refuses a second socket for the same driver, until we have taken the first one away.
+    cluster.wait_for("the driver to be registered by our socket", || {
         Ok(times_registered(cluster, &pod)? > before && deployed::is_registered(cluster, &node.name)?)
-    })
+    })?;
+    node.guest
+        .script("[ ! -e /var/lib/kubelet/plugins_registry/topolvm.io-reg.sock ]; pkill -x registrar")
+        .run()?;
+    // The end of the predecessor, which removes its socket, is nothing to us.
+    ensure!(deployed::is_registered(cluster, &node.name)?, "the driver is not registered any more");
+    Ok(())
 }
 
 /// How often the kubelet has taken the driver that a pod serves.

@@ -1,0 +1,309 @@
+//! A claim that asks for more gets it: its LogicalVolume grows on its node, then its PersistentVolume says so, then the
+//! kubelet grows the filesystem. As external-resizer does it, with recovery from requests that cannot be fulfilled.
+
+mod decide;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use lvms_api::names::RESIZE_REQUESTED;
+use lvms_api::{LogicalVolume, Quantity};
+use lvms_cluster::slim::{Claim, ClaimCondition, PersistentVolume};
+use lvms_cluster::store::chain;
+use lvms_cluster::work::Patience;
+use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::{Key, Outcome, Reference, Work};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use self::decide::{Act, CONDITIONS, State, View, decide};
+use crate::Context;
+
+/// What failed is tried again after a second, and later at the most after five minutes.
+const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(300) };
+
+/// What cannot be fulfilled is tried again after so long; a smaller request is looked at at once.
+const INFEASIBLE: Duration = Duration::from_secs(600);
+
+const AT_ONCE: usize = 16;
+
+/// On a PersistentVolume: what its claim had before it grew.
+const BEFORE: &str = "volume.alpha.kubernetes.io/pre-resize-capacity";
+
+/// On a claim: that no node has anything to do.
+const NOTHING_ON_NODE: &str = "volume.kubernetes.io/node-expansion-not-required";
+
+/// Grows volumes.
+pub struct Resize {
+    context: Arc<Context>,
+    work: Arc<Work<Key>>,
+    /// Versions of LogicalVolumes as we have written them: what their status says is about an older wish.
+    asked: Mutex<BTreeMap<String, String>>,
+    /// Sizes that claims were refused, and until when they are not tried again.
+    refused: Mutex<BTreeMap<Key, (u64, Instant)>>,
+}
+
+impl Resize {
+    /// Is told by claims and by their volumes.
+    pub fn new(context: Arc<Context>) -> Resize {
+        let work: Arc<Work<Key>> = Work::new("resize", PATIENCE);
+        let stores = &context.stores;
+        let told = Arc::clone(&work);
+        stores.claims.listen(move |_, now| {
+            if let Some(claim) = now
+                && !claim.spec.volume_name.is_empty()
+            {
+                told.add(Key::of(claim.as_ref()));
+            }
+        });
+        let of = |volume: &PersistentVolume| {
+            let claim = volume.spec.claim_ref.as_ref()?;
+            Some(Key { namespace: claim.namespace.clone(), name: claim.name.clone() })
+        };
+        let told = Arc::clone(&work);
+        stores.persistent.listen(move |_, now| {
+            if let Some(key) = now.and_then(|volume| of(volume)) {
+                told.add(key);
+            }
+        });
+        let (told, persistent) = (Arc::clone(&work), Arc::clone(&stores.persistent));
+        let driver = context.personality.driver();
+        stores.volumes.listen(move |_, now| {
+            if let Some(handle) = now.and_then(|volume| volume.volume_id())
+                && let Some(key) =
+                    persistent.find(|one| one.handle(driver) == Some(handle)).and_then(|one| of(&one))
+            {
+                told.add(key);
+            }
+        });
+        Resize { context, work, asked: Mutex::default(), refused: Mutex::default() }
+    }
+
+    /// The names that wait.
+    pub fn work(&self) -> Arc<Work<Key>> {
+        Arc::clone(&self.work)
+    }
+
+    /// Grows for ever.
+    pub async fn run(self) {
+        let resize = Arc::new(self);
+        Arc::clone(&resize.work)
+            .run(AT_ONCE, move |key| {
+                let resize = Arc::clone(&resize);
+                async move { resize.look(&key).await }
+            })
+            .await;
+    }
+
+    async fn look(&self, key: &Key) -> Outcome {
+        match self.act(key).await {
+            Ok(outcome) => outcome,
+            Err(error) if is_conflict(&error) || is_not_found(&error) => {
+                Outcome::After(Duration::from_secs(1))
+            }
+            Err(error) => {
+                tracing::warn!(claim = %key, error = %chain(&error), "its growth could not be written");
+                Outcome::Failed
+            }
+        }
+    }
+
+    async fn act(&self, key: &Key) -> Result<Outcome, kube::Error> {
+        let stores = &self.context.stores;
+        let claim = match stores.claims.get(key) {
+            Some(claim) => claim,
+            // One that was bound to a volume made by hand; nobody has told us of it yet.
+            None => match self.claims(&key.namespace).get_opt(&key.name).await? {
+                Some(claim) => Arc::new(claim),
+                None => return Ok(Outcome::Done),
+            },
+        };
+        let Some(persistent) = stores.persistent.named(&claim.spec.volume_name) else {
+            return Ok(Outcome::Done);
+        };
+        let driver = self.context.personality.driver();
+        let Some(volume) = persistent.handle(driver).and_then(|handle| stores.by_handle(handle)) else {
+            return Ok(Outcome::Done);
+        };
+        let stale = lock(&self.asked).get(volume.name()) == volume.metadata.resource_version.as_ref();
+        let act = decide(&View { claim: &claim, persistent: &persistent, volume: &volume, stale });
+        tracing::debug!(claim = %key, ?act, "looked at");
+        match act {
+            Act::Nothing => Ok(Outcome::Done),
+            Act::Forget => {
+                let change = json!({ "metadata": { "annotations": { BEFORE: null } } });
+                let api: Api<PersistentVolume> = Api::all(self.context.client.clone());
+                stores.persistent.answered(write::change(&api, &persistent, change).await?);
+                Ok(Outcome::Done)
+            }
+            Act::Begin(size) => {
+                let refused = lock(&self.refused).get(key).copied().filter(|(refused, _)| *refused == size);
+                if let Some((_, until)) = refused
+                    && until > Instant::now()
+                {
+                    return Ok(Outcome::After(until - Instant::now()));
+                }
+                let message = format!("External resizer is resizing volume {}", persistent.name());
+                self.context.events.normal(Reference::to(claim.as_ref(), &()), "Resizing", message);
+                let mut change =
+                    status(&claim, &[("Resizing", "")], Some((size, State::ControllerInProgress)));
+                change["metadata"]["annotations"] = json!({ NOTHING_ON_NODE: null });
+                self.write(&claim, change, true).await?;
+                Ok(Outcome::Done)
+            }
+            Act::Ask(size) => {
+                tracing::info!(claim = %key, volume = volume.name(), size, "is to grow on its node");
+                self.ask(&volume, size).await?;
+                Ok(Outcome::Done)
+            }
+            Act::Enlarge(size) => {
+                let mut change = json!({ "spec": { "capacity": { "storage": Quantity::of(size) } } });
+                let before = lvms_cluster::slim::annotation(&persistent.metadata, BEFORE);
+                if !claim.is_block() && before.is_none() {
+                    change["metadata"]["annotations"] = json!({ BEFORE: claim.given() });
+                }
+                let api: Api<PersistentVolume> = Api::all(self.context.client.clone());
+                stores.persistent.answered(write::change(&api, &persistent, change).await?);
+                Ok(Outcome::Done)
+            }
+            Act::HandOver(size) => {
+                let message =
+                    "Waiting for user to (re-)start a pod to finish file system resize of volume on node.";
+                let conditions = [("FileSystemResizePending", message)];
+                let change = status(&claim, &conditions, Some((size, State::NodePending)));
+                self.write(&claim, change, true).await?;
+                let about = Reference::to(claim.as_ref(), &());
+                let message = "Require file system resize of volume on node";
+                self.context.events.normal(about, "FileSystemResizeRequired", message);
+                self.nudge(&claim).await?;
+                Ok(Outcome::Done)
+            }
+            Act::Finish(size) => {
+                let mut change = status(&claim, &[], None);
+                change["status"]["capacity"] = json!({ "storage": Quantity::of(size) });
+                change["metadata"]["annotations"] = json!({ NOTHING_ON_NODE: "true" });
+                self.write(&claim, change, true).await?;
+                lock(&self.refused).remove(key);
+                let about = Reference::to(claim.as_ref(), &());
+                self.context.events.normal(about, "VolumeResizeSuccessful", "Resize volume succeeded");
+                Ok(Outcome::Done)
+            }
+            Act::Fail { size, infeasible, message } => {
+                let about = Reference::to(claim.as_ref(), &());
+                let told = format!("resize volume {} failed: {message}", persistent.name());
+                self.context.events.warn(about, "VolumeResizeFailed", told);
+                let state =
+                    if infeasible { State::ControllerInfeasible } else { State::ControllerInProgress };
+                let change = status(&claim, &[("ControllerResizeError", &message)], Some((size, state)));
+                self.write(&claim, change, false).await?;
+                if infeasible {
+                    // Or its node would go on trying, and take the space when nobody wants it any more.
+                    let now =
+                        volume.status.as_ref().and_then(|status| status.current_size.as_ref()?.bytes().ok());
+                    lock(&self.refused).insert(key.clone(), (size, Instant::now() + INFEASIBLE));
+                    self.ask(&volume, now.unwrap_or_default()).await?;
+                    return Ok(Outcome::After(INFEASIBLE));
+                }
+                Ok(Outcome::Failed)
+            }
+        }
+    }
+
+    /// Asks the node of a LogicalVolume for a size.
+    async fn ask(&self, volume: &LogicalVolume, size: u64) -> Result<(), kube::Error> {
+        let requested = format!("{}/resize-requested-at", self.context.personality.driver());
+        let now = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M:%S.%f +0000 UTC").to_string();
+        let change = json!({
+            "metadata": { "annotations": { requested: now } },
+            "spec": { "size": Quantity::of(size) },
+        });
+        let changed = write::change(&self.context.logical_volumes(), volume, change).await?;
+        let version = changed.metadata.resource_version.clone().unwrap_or_default();
+        lock(&self.asked).insert(changed.name().to_owned(), version);
+        self.context.stores.volumes.answered(changed);
+        Ok(())
+    }
+
+    /// The kubelet looks at a pod's volumes when the pod changes, and otherwise once in a minute or two.
+    async fn nudge(&self, claim: &Claim) -> Result<(), kube::Error> {
+        let namespace = claim.namespace().unwrap_or_default();
+        let pods: Api<Pod> = Api::namespaced(self.context.client.clone(), &namespace);
+        let running = ListParams::default().fields("status.phase=Running").limit(500);
+        for pod in pods.list(&running).await?.items {
+            let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+            let mut claims = volumes.filter_map(|volume| {
+                volume.persistent_volume_claim.as_ref().map(|of| of.claim_name.as_str())
+            });
+            let name = pod.name_any();
+            // The claim of a generic ephemeral volume has the pod's name in front.
+            let own = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).any(|volume| {
+                volume.ephemeral.is_some() && format!("{name}-{}", volume.name) == claim.name_any()
+            });
+            if own || claims.any(|of| of == claim.name_any()) {
+                let now = jiff::Timestamp::now().to_string();
+                let patch = Patch::Merge(json!({ "metadata": { "annotations": { RESIZE_REQUESTED: now } } }));
+                match pods.patch(&name, &PatchParams::default(), &patch).await {
+                    Err(error) if !is_not_found(&error) => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the status of a claim; a success only if nobody else has written it meanwhile.
+    async fn write(&self, claim: &Claim, mut change: Value, guarded: bool) -> Result<(), kube::Error> {
+        change["metadata"]["uid"] = json!(claim.uid());
+        if guarded {
+            change["metadata"]["resourceVersion"] = json!(claim.metadata.resource_version);
+        }
+        let namespace = claim.namespace().unwrap_or_default();
+        let patch = Patch::Merge(change);
+        let written =
+            self.claims(&namespace).patch_status(&claim.name_any(), &PatchParams::default(), &patch).await?;
+        self.context.stores.claims.answered(written);
+        Ok(())
+    }
+
+    fn claims(&self, namespace: &str) -> Api<Claim> {
+        Api::namespaced(self.context.client.clone(), namespace)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A change of a claim's status: these conditions instead of all that are about growth, and how far it is.
+fn status(claim: &Claim, conditions: &[(&str, &str)], allocated: Option<(u64, State)>) -> Value {
+    let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let present = &claim.status.conditions;
+    let mut all: Vec<ClaimCondition> =
+        present.iter().filter(|one| !CONDITIONS.contains(&one.r#type.as_str())).cloned().collect();
+    for (kind, message) in conditions {
+        let before = present.iter().find(|one| one.r#type == *kind && one.status == "True");
+        all.push(ClaimCondition {
+            r#type: (*kind).to_owned(),
+            status: "True".to_owned(),
+            last_transition_time: before
+                .and_then(|one| one.last_transition_time.clone())
+                .or_else(|| Some(now.clone())),
+            last_probe_time: None,
+            reason: None,
+            message: (!message.is_empty()).then(|| (*message).to_owned()),
+        });
+    }
+    let mut status = json!({ "conditions": all });
+    match allocated {
+        Some((size, state)) => {
+            status["allocatedResources"] = json!({ "storage": Quantity::of(size) });
+            status["allocatedResourceStatuses"] = json!({ "storage": state.name() });
+        }
+        None => status["allocatedResourceStatuses"] = json!({ "storage": null }),
+    }
+    json!({ "status": status })
+}
