@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use lvms_api::Quantity;
 use lvms_api::names::kubernetes::STORAGE_CLASS;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Says where the API has a kind.
 macro_rules! kind {
@@ -74,10 +74,10 @@ pub struct Claim {
     /// Its name, its uid, its marks.
     pub metadata: ObjectMeta,
     /// What is claimed.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub spec: ClaimSpec,
     /// What was given.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub status: ClaimStatus,
 }
 
@@ -86,17 +86,17 @@ pub struct Claim {
 #[serde(rename_all = "camelCase")]
 pub struct ClaimSpec {
     /// The volume that it is bound to.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub volume_name: String,
     /// Its class.
     pub storage_class_name: Option<String>,
     /// `ReadWriteOnce` and others.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub access_modes: Vec<String>,
     /// `Filesystem` or `Block`.
     pub volume_mode: Option<String>,
     /// How much.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub resources: Resources,
     /// What its volume shall be a copy of.
     pub data_source: Option<DataSource>,
@@ -116,7 +116,7 @@ pub struct Anything {}
 #[derive(Debug, Clone, Deserialize, Default)]
 pub struct Resources {
     /// By the name of what is requested.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub requests: BTreeMap<String, Quantity>,
 }
 
@@ -139,19 +139,19 @@ pub struct DataSource {
 #[serde(rename_all = "camelCase")]
 pub struct ClaimStatus {
     /// `Pending`, `Bound`, `Lost`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub phase: String,
     /// How much.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub capacity: BTreeMap<String, Quantity>,
     /// How much is being given.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub allocated_resources: BTreeMap<String, Quantity>,
     /// How far that is.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub allocated_resource_statuses: BTreeMap<String, String>,
     /// What is going on.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub conditions: Vec<ClaimCondition>,
 }
 
@@ -218,10 +218,10 @@ pub struct PersistentVolume {
     /// Its name, its uid, its marks.
     pub metadata: ObjectMeta,
     /// What it is.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub spec: VolumeSpec,
     /// How it is.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub status: Phase,
 }
 
@@ -232,17 +232,17 @@ pub struct VolumeSpec {
     /// Whose.
     pub csi: Option<CsiSource>,
     /// How large.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub capacity: BTreeMap<String, Quantity>,
     /// `Delete` or `Retain`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub persistent_volume_reclaim_policy: String,
     /// The claim that it is bound to, or shall be.
     pub claim_ref: Option<ClaimReference>,
     /// `Filesystem` or `Block`.
     pub volume_mode: Option<String>,
     /// Its class.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub storage_class_name: String,
 }
 
@@ -260,13 +260,13 @@ pub struct CsiSource {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ClaimReference {
     /// Its namespace.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub namespace: String,
     /// Its name.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub name: String,
     /// Its uid.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub uid: String,
 }
 
@@ -274,7 +274,7 @@ pub struct ClaimReference {
 #[derive(Debug, Clone, Deserialize, Default)]
 pub struct Phase {
     /// In Kubernetes' words.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub phase: String,
 }
 
@@ -304,20 +304,20 @@ pub struct StorageClass {
     /// The driver.
     pub provisioner: String,
     /// What the driver shall know.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub parameters: BTreeMap<String, String>,
     /// `Delete` or `Retain`.
     pub reclaim_policy: Option<String>,
     /// For mount.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub mount_options: Vec<String>,
     /// Whether claims may ask for more later.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub allow_volume_expansion: bool,
     /// `Immediate` or `WaitForFirstConsumer`.
     pub volume_binding_mode: Option<String>,
     /// Where volumes may be.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub allowed_topologies: Vec<TopologyTerm>,
 }
 
@@ -326,7 +326,7 @@ pub struct StorageClass {
 #[serde(rename_all = "camelCase")]
 pub struct TopologyTerm {
     /// What holds.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub match_label_expressions: Vec<TopologyExpression>,
 }
 
@@ -336,7 +336,7 @@ pub struct TopologyExpression {
     /// The label.
     pub key: String,
     /// The values.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub values: Vec<String>,
 }
 
@@ -358,7 +358,7 @@ pub struct Node {
     /// Its name, its labels, its annotations.
     pub metadata: ObjectMeta,
     /// What shall be.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub spec: NodeSpec,
 }
 
@@ -366,7 +366,7 @@ pub struct Node {
 #[derive(Debug, Clone, Deserialize, Default)]
 pub struct NodeSpec {
     /// That no new pods shall be on it.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub unschedulable: bool,
 }
 
@@ -376,7 +376,7 @@ pub struct CsiNode {
     /// Named after the node.
     pub metadata: ObjectMeta,
     /// What the kubelet has written.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub spec: CsiNodeSpec,
 }
 
@@ -384,7 +384,7 @@ pub struct CsiNode {
 #[derive(Debug, Clone, Deserialize, Default)]
 pub struct CsiNodeSpec {
     /// One for each driver.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub drivers: Vec<NodeDriver>,
 }
 
@@ -416,7 +416,7 @@ pub struct Capacity {
 #[serde(rename_all = "camelCase")]
 pub struct NodeTopology {
     /// All of them.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub match_labels: BTreeMap<String, String>,
 }
 
@@ -426,7 +426,7 @@ pub struct VolumeSnapshot {
     /// Its name, its uid, its marks.
     pub metadata: ObjectMeta,
     /// How it is.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub status: SnapshotStatus,
 }
 
@@ -460,10 +460,10 @@ pub struct ContentSpec {
     /// Whose.
     pub driver: String,
     /// `Delete` or `Retain`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub deletion_policy: String,
     /// Of what, or which.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub source: ContentSource,
     /// The VolumeSnapshot that it is bound to, or shall be.
     pub volume_snapshot_ref: SnapshotReference,
@@ -487,13 +487,13 @@ pub struct ContentSource {
 #[derive(Debug, Clone, Deserialize, Default)]
 pub struct SnapshotReference {
     /// Its namespace.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub namespace: String,
     /// Its name.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub name: String,
     /// Its uid.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub uid: String,
 }
 
@@ -516,6 +516,13 @@ pub struct ContentError {
     pub message: Option<String>,
 }
 
+/// What Go writes for a list or a map without anything in it may be `null`.
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
 /// The value of an annotation.
 pub fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.annotations.as_ref()?.get(key).map(String::as_str)
@@ -529,4 +536,20 @@ pub fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
 /// Whether there is such a finalizer.
 pub fn has_finalizer(metadata: &ObjectMeta, finalizer: &str) -> bool {
     metadata.finalizers.iter().flatten().any(|present| present == finalizer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_without_anything_in_it_may_be_null() {
+        let node = serde_json::json!({"metadata": {"name": "n"}, "spec": {"drivers": null}});
+        let node: CsiNode = serde_json::from_value(node).unwrap();
+        assert!(node.spec.drivers.is_empty());
+        let claim = serde_json::json!({
+            "metadata": {"name": "c"}, "spec": {"accessModes": null, "resources": null}, "status": null,
+        });
+        assert!(serde_json::from_value::<Claim>(claim).unwrap().requested().is_none());
+    }
 }

@@ -91,7 +91,8 @@ fn main() -> ExitCode {
 /// Log lines go to standard error; `LVMS_LOG` chooses, in the words of tracing's filters.
 fn log(form: LogForm) {
     use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_env("LVMS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter =
+        EnvFilter::try_from_env("LVMS_LOG").unwrap_or_else(|_| EnvFilter::new("info,kube_client=error"));
     let lines =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     match form {

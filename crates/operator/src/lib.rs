@@ -5,6 +5,7 @@
 //! - [`reclaim`]: a released PersistentVolume takes its LogicalVolume along.
 //! - [`release`]: the second key: a LogicalVolume goes only if nothing names it any more.
 //! - [`resize`]: a claim that asks for more gets it.
+//! - [`snapshot`]: a VolumeSnapshotContent becomes a LogicalVolume.
 //! - [`capacity`]: what nodes tell becomes what the scheduler reads.
 //! - [`role`]: all of it together, as `lvms operator` runs it.
 //!
@@ -17,6 +18,7 @@ pub mod reclaim;
 pub mod release;
 pub mod resize;
 pub mod role;
+pub mod snapshot;
 pub mod stores;
 
 use std::sync::Arc;

@@ -11,10 +11,10 @@ use std::time::Duration;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
-use kube::{Api, Resource};
+use kube::{Api, Resource, ResourceExt};
 use lvms_api::LogicalVolume;
 use lvms_api::names::RELEASED;
-use lvms_cluster::slim::PersistentVolume;
+use lvms_cluster::slim::{PersistentVolume, SnapshotContent};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
 use lvms_cluster::write::{self, is_conflict, is_not_found};
@@ -37,7 +37,7 @@ const PAGE: u32 = 200;
 pub enum Kept {
     /// The definition of its kind is being deleted, and all objects with it.
     DefinitionGoes,
-    /// A PersistentVolume names it.
+    /// A PersistentVolume or a VolumeSnapshotContent names it.
     Named(String),
 }
 
@@ -47,10 +47,9 @@ impl std::fmt::Display for Kept {
             Kept::DefinitionGoes => out.write_str(
                 "the CustomResourceDefinition is being deleted: logical volumes are not removed with it",
             ),
-            Kept::Named(name) => write!(
-                out,
-                "PersistentVolume {name} names this volume and is not released for deletion: its data is kept"
-            ),
+            Kept::Named(name) => {
+                write!(out, "{name} names this volume and is not released for deletion: its data is kept")
+            }
         }
     }
 }
@@ -190,6 +189,33 @@ impl Release {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    async fn look_at_contents(&self, named: &mut BTreeMap<String, String>) -> Result<(), kube::Error> {
+        let api: Api<SnapshotContent> = Api::all(self.context.client.clone());
+        let mut page = ListParams::default().limit(PAGE);
+        loop {
+            let list = match api.list(&page).await {
+                Ok(list) => list,
+                // A cluster without the snapshot API has no snapshots.
+                Err(error) if is_not_found(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            for content in &list.items {
+                let goes =
+                    content.metadata.deletion_timestamp.is_some() && content.spec.deletion_policy == "Delete";
+                let told = content.status.as_ref().and_then(|status| status.snapshot_handle.as_ref());
+                if content.spec.driver == self.context.personality.driver() && !goes {
+                    for handle in told.into_iter().chain(&content.spec.source.snapshot_handle) {
+                        named.insert(handle.clone(), format!("VolumeSnapshotContent {}", content.name_any()));
+                    }
+                }
+            }
+            match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = page.continue_token(&token),
+                None => return Ok(()),
+            }
+        }
+    }
+
     async fn look_at_all(&self) -> Result<Answer, kube::Error> {
         let personality = self.context.personality;
         let definitions: Api<PartialObjectMeta<CustomResourceDefinition>> =
@@ -205,7 +231,7 @@ impl Release {
                 if let Some(handle) = volume.handle(personality.driver())
                     && !is_given_up(volume)
                 {
-                    named.insert(handle.to_owned(), volume.name().to_owned());
+                    named.insert(handle.to_owned(), format!("PersistentVolume {}", volume.name()));
                 }
             }
             match list.metadata.continue_.filter(|token| !token.is_empty()) {
@@ -213,6 +239,7 @@ impl Release {
                 None => break,
             }
         }
+        self.look_at_contents(&mut named).await?;
         Ok(Answer { definition_goes: definition.metadata.deletion_timestamp.is_some(), named })
     }
 }

@@ -22,6 +22,7 @@ use crate::provision::{Provision, identity};
 use crate::reclaim::Reclaim;
 use crate::release::Release;
 use crate::resize::Resize;
+use crate::snapshot::Snapshots;
 use crate::stores::Stores;
 
 /// The cluster's part.
@@ -80,6 +81,7 @@ impl Role {
         let release = Release::new(Arc::clone(&context));
         let reclaim = Reclaim::new(Arc::clone(&context), Arc::clone(&release));
         let resize = Resize::new(Arc::clone(&context));
+        let snapshots = Snapshots::new(Arc::clone(&context), Arc::clone(&release));
         let capacity = Capacity::new(Arc::clone(&context), owner);
         stores.follow(&self.connection, self.personality, &self.namespace, &mut tasks);
         stores.complete().await;
@@ -93,6 +95,7 @@ impl Role {
         tasks.spawn(release.run());
         tasks.spawn(reclaim.run());
         tasks.spawn(resize.run());
+        tasks.spawn(snapshots.run());
         tasks.spawn(capacity.run());
         while let Some(ended) = tasks.join_next().await {
             tracing::error!(?ended, "a part of the leader's work has ended");

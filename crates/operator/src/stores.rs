@@ -7,10 +7,14 @@ use kube::Api;
 use lvms_api::names::OLD_CLAIM_FINALIZERS;
 use lvms_api::names::kubernetes::{PROVISIONED_BY, STORAGE_PROVISIONER};
 use lvms_api::{LogicalVolume, LvmNode, Personality};
-use lvms_cluster::slim::{Capacity, Claim, Node, PersistentVolume, StorageClass, annotation, has_finalizer};
+use lvms_cluster::slim::{
+    Capacity, Claim, Node, PersistentVolume, SnapshotContent, StorageClass, annotation, has_finalizer,
+};
 use lvms_cluster::store::{self, Keep};
 use lvms_cluster::{Connection, Store};
 use tokio::task::JoinSet;
+
+use crate::snapshot;
 
 /// What is watched.
 #[derive(Default)]
@@ -29,6 +33,8 @@ pub struct Stores {
     pub volumes: Arc<Store<LogicalVolume>>,
     /// What the scheduler reads about our driver.
     pub capacities: Arc<Store<Capacity>>,
+    /// Contents of snapshots of our driver, where a cluster has such things.
+    pub contents: Arc<Store<SnapshotContent>>,
 }
 
 /// The label of a CSIStorageCapacity that names its driver.
@@ -81,11 +87,12 @@ impl Stores {
         tasks.spawn(Arc::clone(&self.volumes).follow(volumes, store::config(), all()));
         let ours = store::config().labels(&format!("{DRIVER_NAME}={driver}"));
         tasks.spawn(Arc::clone(&self.capacities).follow(Api::all(client()), ours, all()));
+        tasks.spawn(snapshot::follow(Arc::clone(&self.contents), connection.clone(), driver));
     }
 
-    /// Waits until all objects that were there at first are known.
+    /// Waits until all objects that were there at first are known; contents of snapshots may come later.
     pub fn complete(&self) -> impl Future<Output = ()> {
-        let Stores { claims, persistent, classes, nodes, lvm_nodes, volumes, capacities } = self;
+        let Stores { claims, persistent, classes, nodes, lvm_nodes, volumes, capacities, contents: _ } = self;
         async move {
             tokio::join!(
                 claims.complete(),

@@ -169,7 +169,7 @@ fn start_script(name: &str, options: &Options) -> String {
     let gates = if gates.is_empty() { gates } else { format!("--feature-gates={gates}") };
     format!(
         "set -eu
-for driver in overlay nf_conntrack ip_tables veth; do modprobe \"$driver\"; done
+for driver in overlay nf_conntrack ip_tables veth loop; do modprobe \"$driver\"; done
 stay() {{ name=$1; shift; setsid \"$@\" </dev/null >>\"/var/log/$name.log\" 2>&1 & }}
 stay containerd containerd
 until ctr version >/dev/null 2>&1; do sleep 0.2; done

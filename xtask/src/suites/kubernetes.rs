@@ -2,6 +2,7 @@
 //!
 //! Tests whose names begin with a number are TopoLVM's own end-to-end tests, in their order.
 
+mod protection;
 mod scenarios;
 
 use std::sync::Arc;
@@ -36,7 +37,7 @@ pub(crate) fn list() -> Vec<String> {
 }
 
 fn all() -> Vec<Case> {
-    CASES.iter().chain(scenarios::CASES).copied().collect()
+    CASES.iter().chain(protection::CASES).chain(scenarios::CASES).copied().collect()
 }
 
 const LVMS: Product = Product { space: deployed::space, collect_logs: deployed::collect_logs };

@@ -244,3 +244,26 @@ fn except(one: &BTreeMap<String, u64>, other: &BTreeMap<String, u64>) -> String 
     let different = one.iter().filter(|(what, bytes)| other.get(*what) != Some(bytes));
     different.map(|(what, bytes)| format!("{what}: {bytes}")).collect::<Vec<_>>().join(", ")
 }
+
+/// The second line of `df -P -k` has it in its second column.
+pub(super) fn filesystem_size(df: &str) -> Result<u64> {
+    let size = df
+        .lines()
+        .nth(1)
+        .and_then(|line| line.split_whitespace().nth(1))
+        .and_then(|size| size.parse::<u64>().ok());
+    Ok(size.with_context(|| format!("df printed {df}"))? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_filesystem_is_in_the_second_column_of_the_second_line() {
+        let df = "Filesystem           1024-blocks    Used Available Capacity Mounted on\n\
+                  /dev/mapper/x            996780      24    928964   0% /data\n";
+        assert_eq!(filesystem_size(df).unwrap(), 996_780 * 1024);
+        assert!(filesystem_size("df: /data: can't find mount point").is_err());
+    }
+}

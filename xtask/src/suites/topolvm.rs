@@ -7,11 +7,11 @@ mod sanity;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use lab_protocol::disk::GIB;
 
 use super::cluster::{self, Case, InOneCluster};
-use super::stage::{Product, keep, on_a_stage, returning_all_space};
+use super::stage::{Product, filesystem_size, keep, on_a_stage, returning_all_space};
 use super::{Choice, Results, Suite};
 use crate::cache::Cache;
 use crate::cluster::programs::Programs;
@@ -137,16 +137,6 @@ fn grows_while_mounted(cluster: &Cluster, namespace: &str, class: &str, group: &
     })
 }
 
-/// The second line of `df -P -k` has it in its second column.
-fn filesystem_size(df: &str) -> Result<u64> {
-    let size = df
-        .lines()
-        .nth(1)
-        .and_then(|line| line.split_whitespace().nth(1))
-        .and_then(|size| size.parse::<u64>().ok());
-    Ok(size.with_context(|| format!("df printed {df}"))? * 1024)
-}
-
 fn a_snapshot_is_restored_as_it_was_though_its_origin_changed(cluster: &Cluster) -> Result<()> {
     on_a_stage(cluster, &TOPOLVM, "topolvm-snapshot", THIN_GROUP, |stage| {
         stage.claim("origin", THIN, "1Gi")?;
@@ -183,17 +173,4 @@ fn csi_sanity_passes_on_thin_volumes(cluster: &Cluster) -> Result<()> {
     returning_all_space(cluster, &TOPOLVM, "csi-sanity-thin", || {
         sanity::run(cluster, "thin", Some(parameters), &[], 52)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_size_of_a_filesystem_is_in_the_second_column_of_the_second_line() {
-        let df = "Filesystem           1024-blocks    Used Available Capacity Mounted on\n\
-                  /dev/mapper/x            996780      24    928964   0% /data\n";
-        assert_eq!(filesystem_size(df).unwrap(), 996_780 * 1024);
-        assert!(filesystem_size("df: /data: can't find mount point").is_err());
-    }
 }

@@ -1,5 +1,7 @@
 //! TopoLVM's end-to-end tests, in their order and with their numbers.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::{GIB, MIB};
 use serde_json::{Value, json};
@@ -7,7 +9,7 @@ use serde_json::{Value, json};
 use super::LVMS;
 use crate::cluster::Cluster;
 use crate::suites::cluster::Case;
-use crate::suites::stage::{Stage, on_a_stage};
+use crate::suites::stage::{Stage, filesystem_size, on_a_stage};
 
 pub(super) const CASES: &[Case] = &[
     (
@@ -20,8 +22,15 @@ pub(super) const CASES: &[Case] = &[
         "t12_small_claims_get_the_least_that_a_filesystem_needs",
         t12_small_claims_get_the_least_that_a_filesystem_needs,
     ),
+    (
+        "t13_a_generic_ephemeral_volume_lives_as_long_as_its_pod",
+        t13_a_generic_ephemeral_volume_lives_as_long_as_its_pod,
+    ),
     ("t15_a_block_volume_keeps_its_data", t15_a_block_volume_keeps_its_data),
     ("t16_a_small_block_claim_gets_eight_mebibytes", t16_a_small_block_claim_gets_eight_mebibytes),
+    ("t17_t18_immediate_claims_go_where_most_is_free", t17_t18_immediate_claims_go_where_most_is_free),
+    ("t20_filesystems_grow_online_and_offline", t20_filesystems_grow_online_and_offline),
+    ("t21_a_block_volume_grows", t21_a_block_volume_grows),
     ("t22_t24_the_class_decides_the_volume_group", t22_t24_the_class_decides_the_volume_group),
     (
         "t23_an_unknown_device_class_leaves_its_pod_pending",
@@ -29,6 +38,14 @@ pub(super) const CASES: &[Case] = &[
     ),
     ("t25_options_for_lvcreate_are_used", t25_options_for_lvcreate_are_used),
     ("t26_a_thin_volume_is_in_its_pool", t26_a_thin_volume_is_in_its_pool),
+    ("t27_t28_a_pool_is_promised_as_often_as_it_may_be", t27_t28_a_pool_is_promised_as_often_as_it_may_be),
+    ("t29_t30_t31_a_snapshot_is_restored_also_larger", t29_t30_t31_a_snapshot_is_restored_also_larger),
+    ("t32_t33_a_clone_outlives_its_source", t32_t33_a_clone_outlives_its_source),
+    ("t34_t36_a_size_written_by_others_is_honoured", t34_t36_a_size_written_by_others_is_honoured),
+    (
+        "t38_a_claim_without_a_class_does_not_keep_its_pod_from_being_made",
+        t38_a_claim_without_a_class_does_not_keep_its_pod_from_being_made,
+    ),
 ];
 
 /// Fills a file with new random bytes and prints their checksum.
@@ -177,9 +194,7 @@ fn t25_options_for_lvcreate_are_used(cluster: &Cluster) -> Result<()> {
     on_a_stage(cluster, &LVMS, "t25", "", |stage| {
         for class in ["create-option-raid1", "option-class-raid1"] {
             stage.claim(class, class, "1Gi")?;
-            cluster.wait_for(&format!("{class} to be bound"), || {
-                Ok(stage.get("pvc", class)?["status"]["phase"] == "Bound")
-            })?;
+            await_bound(stage, class)?;
             let (_, attributes, _) = lv_of(stage, class)?;
             ensure!(attributes.starts_with('r'), "{class} has {attributes}");
         }
@@ -202,4 +217,233 @@ fn t26_a_thin_volume_is_in_its_pool(cluster: &Cluster) -> Result<()> {
         ensure!(volume_of(stage, "data")?["status"]["currentSize"] == expected);
         Ok(())
     })
+}
+
+fn t13_a_generic_ephemeral_volume_lives_as_long_as_its_pod(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t13", "", |stage| {
+        let template = json!({"spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": "thick",
+            "resources": {"requests": {"storage": "1Gi"}},
+        }});
+        let spec = json!({
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{
+                "name": "shell", "image": "lab.lvms.io/busybox:1", "imagePullPolicy": "Never",
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            }],
+            "volumes": [{"name": "data", "ephemeral": {"volumeClaimTemplate": template}}],
+        });
+        stage.apply("v1", "Pod", "user", &spec)?;
+        stage.await_pod("user")?;
+        ensure!(stage.get("pvc", "user-data")?["status"]["phase"] == "Bound");
+        stage.remove_pod("user")?;
+        cluster.wait_for("the claim to be gone", || {
+            Ok(stage.kubectl(&["get", "pvc", "--output=name"])?.is_empty())
+        })
+    })
+}
+
+fn t17_t18_immediate_claims_go_where_most_is_free(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t17", "", |stage| {
+        let mut nodes = Vec::new();
+        for claim in ["one", "two", "three"] {
+            stage.claim(claim, "immediate", "1Gi")?;
+            await_bound(stage, claim)?;
+            let volume = volume_of(stage, claim)?;
+            nodes.push(volume["spec"]["nodeName"].as_str().unwrap_or_default().to_owned());
+            // What is left there has to be told before the next one can go elsewhere.
+            let told = format!("{} told of dc1", nodes.last().context("a node")?);
+            cluster.wait_for("the node to tell what is left", || Ok(stage.taken(&told)? == GIB))?;
+        }
+        let used: BTreeSet<&String> = nodes.iter().collect();
+        ensure!(used.len() == 3, "with as much room on each they went to {nodes:?}");
+        stage.start_pod("user", "one", None)?;
+        ensure!(stage.node_of("user")? == nodes[0], "the pod is on {}", stage.node_of("user")?);
+        stage.remove_pod("user")?;
+        stage.start_pod("again", "one", None)?;
+        ensure!(stage.node_of("again")? == nodes[0], "the pod is on {}", stage.node_of("again")?);
+        Ok(())
+    })
+}
+
+fn t20_filesystems_grow_online_and_offline(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t20", "", |stage| {
+        for class in ["thick", "thick-btrfs"] {
+            let (user, later) = (format!("{class}-user"), format!("{class}-later"));
+            stage.claim(class, class, "1Gi")?;
+            stage.start_pod(&user, class, None)?;
+            let written = stage.run_in(&user, WRITE)?;
+            stage.grow(class, "2Gi")?;
+            await_capacity(stage, class, "2Gi")?;
+            ensure!(
+                filesystem(stage, &user)? > 2 * GIB / 10 * 9,
+                "online it has {}",
+                filesystem(stage, &user)?
+            );
+            stage.remove_pod(&user)?;
+            stage.grow(class, "3Gi")?;
+            cluster.wait_for("the volume to have grown without a pod", || {
+                Ok(volume_of(stage, class)?["status"]["currentSize"] == "3Gi")
+            })?;
+            stage.start_pod(&later, class, None)?;
+            await_capacity(stage, class, "3Gi")?;
+            ensure!(
+                filesystem(stage, &later)? > 3 * GIB / 10 * 9,
+                "offline it has {}",
+                filesystem(stage, &later)?
+            );
+            ensure!(stage.run_in(&later, READ)? == written, "{class} has lost its data");
+            let events = stage.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"])?;
+            ensure!(!events.contains("VolumeResizeFailed"), "{events}");
+        }
+        stage.grow("thick", "100Gi")?;
+        cluster.wait_for("an impossible growth to be refused", || {
+            let events = stage.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"])?;
+            Ok(events.contains("VolumeResizeFailed"))
+        })?;
+        // A request that can be fulfilled ends it.
+        stage.grow("thick", "4Gi")?;
+        await_capacity(stage, "thick", "4Gi")
+    })
+}
+
+fn t21_a_block_volume_grows(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t21", "", |stage| {
+        stage.block_claim("device", "thick", "1023Mi")?;
+        stage.start_block_pod("user", "device")?;
+        stage.grow("device", "2047Mi")?;
+        await_capacity(stage, "device", "2Gi")?;
+        let size =
+            stage.run_in("user", "dd if=/dev/data of=/dev/null bs=1M 2>&1 | sed -n '/bytes/s/ .*//p'")?;
+        ensure!(size == (2 * GIB).to_string(), "the pod reads {size} bytes");
+        Ok(())
+    })
+}
+
+fn t27_t28_a_pool_is_promised_as_often_as_it_may_be(cluster: &Cluster) -> Result<()> {
+    let node = &cluster.nodes()[0].name;
+    on_a_stage(cluster, &LVMS, "t27", "", |stage| {
+        // 4 GiB, five times.
+        for number in 0..5 {
+            let name = format!("v{number}");
+            stage.claim(&name, "thin", "3Gi")?;
+            stage.start_pod(&name, &name, Some(node))?;
+        }
+        stage.claim("large", "thin", "6Gi")?;
+        stage.make_pod("large", "large", Some(node))?;
+        await_event(stage, "large", "did not have enough free storage")
+    })
+}
+
+fn t29_t30_t31_a_snapshot_is_restored_also_larger(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t29", "", |stage| {
+        stage.claim("origin", "thin", "1023Mi")?;
+        stage.start_pod("origin", "origin", None)?;
+        let then = stage.run_in("origin", WRITE)?;
+        stage.snapshot("moment", "origin", "lvms")?;
+        cluster.wait_for("the snapshot to be ready", || {
+            Ok(stage.get("volumesnapshot", "moment")?["status"]["readyToUse"] == true)
+        })?;
+        stage.run_in("origin", WRITE)?;
+        for (name, size, given) in [("same", "1Gi", "1Gi"), ("larger", "2047Mi", "2Gi")] {
+            stage.restore(name, "moment", "thin", size)?;
+            stage.start_pod(name, name, None)?;
+            ensure!(capacity_of(stage, name)? == given, "{name} has {}", capacity_of(stage, name)?);
+            ensure!(stage.run_in(name, READ)? == then, "{name} is not what was at that moment");
+            let (group, _, pool) = lv_of(stage, name)?;
+            ensure!(group == "thin1" && pool == "pool0", "{name} is in {group} {pool}");
+        }
+        ensure!(filesystem(stage, "larger")? > 2 * GIB / 10 * 9, "it has {}", filesystem(stage, "larger")?);
+        stage.remove_pod("origin")?;
+        stage.kubectl(&["delete", "pvc", "origin", "--wait=false"])?;
+        stage.kubectl(&["delete", "volumesnapshot", "moment", "--wait=false"])?;
+        cluster.wait_for("source and snapshot to be gone", || {
+            let left =
+                stage.kubectl(&["get", "pvc/origin", "volumesnapshot/moment", "--ignore-not-found"])?;
+            Ok(left.is_empty())
+        })?;
+        ensure!(stage.run_in("same", READ)? == then, "what was restored has gone with its source");
+        Ok(())
+    })
+}
+
+fn t32_t33_a_clone_outlives_its_source(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t32", "", |stage| {
+        for class in ["thin", "thick"] {
+            let (origin, copy) = (format!("{class}-origin"), format!("{class}-copy"));
+            stage.claim(&origin, class, "1023Mi")?;
+            stage.start_pod(&origin, &origin, None)?;
+            let written = stage.run_in(&origin, WRITE)?;
+            let source = json!({"kind": "PersistentVolumeClaim", "name": origin});
+            stage.apply_claim(&copy, class, "1023Mi", &source)?;
+            stage.start_pod(&copy, &copy, None)?;
+            ensure!(stage.run_in(&copy, READ)? == written, "{class}: the copy is another");
+            stage.remove_pod(&origin)?;
+            stage.kubectl(&["delete", "pvc", &origin, "--wait=false"])?;
+            cluster.wait_for("the source to be gone", || {
+                Ok(stage.kubectl(&["get", "pvc", &origin, "--ignore-not-found"])?.is_empty())
+            })?;
+            ensure!(stage.run_in(&copy, READ)? == written, "{class}: the copy has gone with its source");
+        }
+        Ok(())
+    })
+}
+
+fn t34_t36_a_size_written_by_others_is_honoured(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t34", "", |stage| {
+        stage.claim("data", "immediate", "1023Mi")?;
+        await_bound(stage, "data")?;
+        ensure!(capacity_of(stage, "data")? == "1Gi", "it has {}", capacity_of(stage, "data")?);
+        let volume = volume_of(stage, "data")?;
+        ensure!(volume["status"]["currentSize"] == "1Gi", "it is {}", volume["status"]);
+        let name = volume["metadata"]["name"].as_str().context("a name")?;
+        // A size that is no multiple of an extent.
+        let patch = r#"{"spec": {"size": "1073745920"}}"#;
+        cluster.kubectl(["patch", "logicalvolume", name, "--type=merge", "--patch", patch])?;
+        cluster.wait_for("the volume to have grown", || {
+            Ok(volume_of(stage, "data")?["status"]["currentSize"] == "1028Mi")
+        })?;
+        // What it has is filled in again where it is missing.
+        let patch = r#"{"status": {"currentSize": null}}"#;
+        cluster.kubectl([
+            "patch",
+            "logicalvolume",
+            name,
+            "--subresource=status",
+            "--type=merge",
+            "--patch",
+            patch,
+        ])?;
+        cluster.wait_for("the size to be told again", || {
+            Ok(volume_of(stage, "data")?["status"]["currentSize"] == "1028Mi")
+        })
+    })
+}
+
+fn t38_a_claim_without_a_class_does_not_keep_its_pod_from_being_made(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t38", "", |stage| {
+        stage.claim("data", "", "1Gi")?;
+        stage.make_pod("user", "data", None)?;
+        ensure!(stage.get("pod", "user")?["kind"] == "Pod");
+        Ok(())
+    })
+}
+
+fn await_bound(stage: &Stage<'_>, claim: &str) -> Result<()> {
+    stage.cluster.wait_for(&format!("{claim} to be bound"), || {
+        Ok(stage.get("pvc", claim)?["status"]["phase"] == "Bound")
+    })
+}
+
+fn await_capacity(stage: &Stage<'_>, claim: &str, size: &str) -> Result<()> {
+    stage.cluster.wait_for(&format!("{claim} to have {size}"), || {
+        let given = capacity_of(stage, claim)?;
+        ensure!(given == size, "it has {given}");
+        Ok(true)
+    })
+}
+
+/// The size of the filesystem that a pod has at `/data`.
+fn filesystem(stage: &Stage<'_>, pod: &str) -> Result<u64> {
+    filesystem_size(&stage.run_in(pod, "df -P -k /data")?)
 }

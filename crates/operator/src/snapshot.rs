@@ -1,0 +1,219 @@
+//! VolumeSnapshotContents become LogicalVolumes, as csi-snapshotter does it; VolumeSnapshots themselves are the
+//! cluster's snapshot-controller's.
+
+mod decide;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::api::{Patch, PatchParams};
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, ResourceExt};
+use lvms_api::LogicalVolume;
+use lvms_cluster::slim::SnapshotContent;
+use lvms_cluster::store::{self, Keep, chain};
+use lvms_cluster::work::Patience;
+use lvms_cluster::write::{self, Created, is_conflict, is_not_found};
+use lvms_cluster::{Connection, Outcome, Reference, Store, Work};
+use serde_json::{Value, json};
+
+use self::decide::{Act, BEING_CREATED, FINALIZER, View, decide, handle, volume_name};
+use crate::Context;
+use crate::release::Release;
+
+const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(300) };
+
+const AT_ONCE: usize = 16;
+
+/// A cluster without the snapshot API is asked again after so long.
+const WITHOUT_API: Duration = Duration::from_secs(60);
+
+/// Follows the contents of our driver, if the cluster has such things.
+pub async fn follow(contents: Arc<Store<SnapshotContent>>, connection: Connection, driver: &'static str) {
+    let api: Api<SnapshotContent> = Api::all(connection.watching);
+    let keep: Keep<SnapshotContent> = Box::new(move |content| content.spec.driver == driver);
+    let is_missing = |error: &watcher::Error| {
+        matches!(error, watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)
+            if is_not_found(error))
+    };
+    loop {
+        contents.follow_stream(watcher(api.clone(), store::config()), &keep, is_missing).await;
+        tracing::debug!("the cluster has no snapshot API");
+        tokio::time::sleep(WITHOUT_API).await;
+    }
+}
+
+/// Makes snapshots.
+pub struct Snapshots {
+    context: Arc<Context>,
+    release: Arc<Release>,
+    work: Arc<Work<String>>,
+}
+
+impl Snapshots {
+    /// Is told by contents and by their LogicalVolumes.
+    pub fn new(context: Arc<Context>, release: Arc<Release>) -> Snapshots {
+        let work: Arc<Work<String>> = Work::new("snapshot", PATIENCE);
+        let told = Arc::clone(&work);
+        context.stores.contents.listen(move |_, now| {
+            if let Some(content) = now {
+                told.add(content.name_any());
+            }
+        });
+        let (told, contents) = (Arc::clone(&work), Arc::clone(&context.stores.contents));
+        context.stores.volumes.listen(move |before, now| {
+            let Some(volume) = now.or(before) else { return };
+            let concerned = contents.filter(|content| {
+                volume_name(content) == volume.name()
+                    || (handle(content).is_some() && handle(content) == volume.volume_id())
+            });
+            for content in concerned {
+                told.add(content.name_any());
+            }
+        });
+        Snapshots { context, release, work }
+    }
+
+    /// The names that wait.
+    pub fn work(&self) -> Arc<Work<String>> {
+        Arc::clone(&self.work)
+    }
+
+    /// Makes them for ever.
+    pub async fn run(self) {
+        let snapshots = Arc::new(self);
+        Arc::clone(&snapshots.work)
+            .run(AT_ONCE, move |name| {
+                let snapshots = Arc::clone(&snapshots);
+                async move { snapshots.look(&name).await }
+            })
+            .await;
+    }
+
+    async fn look(&self, name: &str) -> Outcome {
+        let Some(content) = self.context.stores.contents.named(name) else { return Outcome::Done };
+        match self.act(&content).await {
+            Ok(outcome) => outcome,
+            Err(error) if is_conflict(&error) || is_not_found(&error) => {
+                Outcome::After(Duration::from_secs(1))
+            }
+            Err(error) => {
+                tracing::warn!(content = name, error = %chain(&error), "the snapshot could not be written");
+                Outcome::Failed
+            }
+        }
+    }
+
+    async fn act(&self, content: &SnapshotContent) -> Result<Outcome, kube::Error> {
+        let volumes = &self.context.stores.volumes;
+        let origin = content.spec.source.volume_handle.as_deref();
+        let origin = origin.and_then(|handle| self.context.stores.by_handle(handle));
+        let volume = match handle(content) {
+            Some(handle) => self.context.stores.by_handle(handle),
+            None => volumes.named(&volume_name(content)),
+        };
+        let act = decide(&View {
+            personality: self.context.personality,
+            content,
+            origin: origin.as_deref(),
+            volume: volume.as_deref(),
+        });
+        tracing::debug!(content = content.name_any(), ?act, "looked at");
+        match act {
+            Act::Nothing => {}
+            Act::Mark => self.mark(content, json!("yes")).await?,
+            Act::Unmark => self.mark(content, Value::Null).await?,
+            Act::Create(object) => {
+                tracing::info!(
+                    content = content.name_any(),
+                    volume = object.name(),
+                    source = object.spec.source,
+                    "is sent to its node"
+                );
+                if let Created::Now(created) =
+                    write::create(&self.context.logical_volumes(), &json!(object)).await?
+                {
+                    volumes.answered(created);
+                }
+            }
+            Act::Ready { handle, created, size } => {
+                let size = i64::try_from(size).unwrap_or(i64::MAX);
+                let status = json!({
+                    "snapshotHandle": handle, "creationTime": created, "restoreSize": size, "readyToUse": true,
+                    "error": null,
+                });
+                self.tell(content, status).await?;
+            }
+            Act::Fail { message, over } => {
+                let reason = if content.spec.source.snapshot_handle.is_some() {
+                    "SnapshotContentCheckandUpdateFailed"
+                } else {
+                    "SnapshotCreationFailed"
+                };
+                self.context.events.warn(self.about(content), reason, message.clone());
+                let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+                let status = json!({ "readyToUse": false, "error": { "message": message, "time": now } });
+                self.tell(content, status).await?;
+                if over && let Some(volume) = &volume {
+                    self.mark(content, Value::Null).await?;
+                    write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await?;
+                }
+                return Ok(Outcome::Failed);
+            }
+            Act::Delete => return self.delete(content, volume.as_deref()).await,
+            Act::LetGo => {
+                if content.spec.deletion_policy == "Delete" && content.status.is_some() {
+                    let gone = json!({
+                        "snapshotHandle": null, "creationTime": null, "restoreSize": null, "readyToUse": false,
+                    });
+                    self.tell(content, gone).await?;
+                }
+                let content = self.context.stores.contents.named(&content.name_any());
+                if let Some(content) = content {
+                    let change = write::finalizers_without(content.as_ref(), &[FINALIZER]);
+                    write::change(&self.api(), content.as_ref(), change).await?;
+                }
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    async fn delete(
+        &self,
+        content: &SnapshotContent,
+        volume: Option<&LogicalVolume>,
+    ) -> Result<Outcome, kube::Error> {
+        let Some(volume) = volume.filter(|volume| !volume.is_deleted()) else { return Ok(Outcome::Done) };
+        if let Some(kept) = self.release.release(volume).await? {
+            self.context.events.warn(self.about(content), "SnapshotDeleteError", kept.to_string());
+            return Ok(Outcome::Failed);
+        }
+        tracing::info!(content = content.name_any(), volume = volume.name(), "is deleted");
+        write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await?;
+        Ok(Outcome::Done)
+    }
+
+    async fn mark(&self, content: &SnapshotContent, value: Value) -> Result<(), kube::Error> {
+        let change = json!({ "metadata": { "annotations": { BEING_CREATED: value } } });
+        let name = content.name_any();
+        let changed = self.api().patch(&name, &PatchParams::default(), &Patch::Merge(change)).await?;
+        self.context.stores.contents.answered(changed);
+        Ok(())
+    }
+
+    async fn tell(&self, content: &SnapshotContent, status: Value) -> Result<(), kube::Error> {
+        let patch = json!({ "metadata": { "uid": content.metadata.uid }, "status": status });
+        let name = content.name_any();
+        let written = self.api().patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        self.context.stores.contents.answered(written);
+        Ok(())
+    }
+
+    fn about(&self, content: &SnapshotContent) -> Reference {
+        Reference::to(content, &())
+    }
+
+    fn api(&self) -> Api<SnapshotContent> {
+        Api::all(self.context.client.clone())
+    }
+}

@@ -1,0 +1,176 @@
+//! No byte is lost by what people and programs do to objects, and a node can do nothing to another's.
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::LVMS;
+use crate::cluster::Cluster;
+use crate::deployed::{self, NAMESPACE};
+use crate::suites::cluster::Case;
+use crate::suites::stage::{Stage, on_a_stage};
+
+pub(super) const CASES: &[Case] = &[
+    ("a_node_can_change_its_own_objects_only", a_node_can_change_its_own_objects_only),
+    (
+        "a_logical_volume_deleted_by_hand_is_kept_while_a_volume_names_it",
+        a_logical_volume_deleted_by_hand_is_kept_while_a_volume_names_it,
+    ),
+    ("data_of_a_retained_volume_is_kept", data_of_a_retained_volume_is_kept),
+    ("a_lost_volume_is_told_and_not_made_again", a_lost_volume_is_told_and_not_made_again),
+];
+
+/// The name and the id of the LogicalVolume of a claim, and its node.
+fn made_for(stage: &Stage<'_>, claim: &str) -> Result<(String, String, String)> {
+    let claim = stage.get("pvc", claim)?;
+    let name = claim["spec"]["volumeName"].as_str().context("the claim is not bound")?;
+    let volume = stage.cluster.get(["logicalvolume", name])?;
+    let text = |value: &Value| value.as_str().map(str::to_owned).context("a text is missing");
+    Ok((name.to_owned(), text(&volume["status"]["volumeID"])?, text(&volume["spec"]["nodeName"])?))
+}
+
+fn has_lv(cluster: &Cluster, node: &str, id: &str) -> Result<bool> {
+    let node = cluster.nodes().iter().find(|known| known.name == node).context("an unknown node")?;
+    let found =
+        node.guest.script(&format!("lvs --noheadings -o lv_name --select lv_name={id}")).run()?.text();
+    Ok(found.contains(id))
+}
+
+/// kubectl with the token that the pod of lvms on a node has.
+fn as_node(cluster: &Cluster, number: usize, arguments: &[&str]) -> Result<String> {
+    let pod = deployed::pod_on(cluster, &cluster.nodes()[number])?;
+    let bound = ["--bound-object-kind=Pod", &format!("--bound-object-name={pod}")].map(str::to_owned);
+    let create = ["--namespace", NAMESPACE, "create", "token", "lvms-node"].map(str::to_owned);
+    let token = cluster.kubectl(create.iter().chain(&bound))?;
+    let server = cluster.kubectl(["config", "view", "--output=jsonpath={.clusters[0].cluster.server}"])?;
+    std::fs::write("ca.crt", &cluster.authority().certificate)?;
+    let way = [
+        "--kubeconfig=/dev/null".to_owned(),
+        format!("--server={}", server.trim()),
+        "--certificate-authority=ca.crt".to_owned(),
+        format!("--token={}", token.trim()),
+    ];
+    cluster.kubectl(way.iter().map(String::as_str).chain(arguments.iter().copied()))
+}
+
+/// What a node may not do, and what it must be told.
+fn is_refused(cluster: &Cluster, number: usize, arguments: &[&str], why: &str) -> Result<()> {
+    match as_node(cluster, number, arguments) {
+        Ok(_) => bail!("a node may {}", arguments.join(" ")),
+        Err(error) => {
+            let told = format!("{error:#}");
+            ensure!(told.contains(why), "{} is refused with {told}", arguments.join(" "));
+            Ok(())
+        }
+    }
+}
+
+fn a_node_can_change_its_own_objects_only(cluster: &Cluster) -> Result<()> {
+    let own = &cluster.nodes()[0].name;
+    on_a_stage(cluster, &LVMS, "rights", "", |stage| {
+        stage.claim("data", "thick", "1Gi")?;
+        stage.start_pod("user", "data", Some(own))?;
+        let (volume, _, _) = made_for(stage, "data")?;
+        let patch = |patch: &str, more: &[&str]| -> Vec<String> {
+            let words = ["patch", "logicalvolume", &volume, "--type=merge", "--patch", patch];
+            words.iter().chain(more).map(|word| (*word).to_owned()).collect()
+        };
+        let try_as = |number: usize, words: &[String], why: Option<&str>| -> Result<()> {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            match why {
+                Some(why) => is_refused(cluster, number, &words, why),
+                None => as_node(cluster, number, &words).map(drop),
+            }
+        };
+        let status = patch(r#"{"status": {"message": "hello"}}"#, &["--subresource=status"]);
+        try_as(0, &status, None)?;
+        try_as(1, &status, Some("may not change the LogicalVolume of node node-0"))?;
+        let finalizers = patch(r#"{"metadata": {"finalizers": null}}"#, &[]);
+        try_as(1, &finalizers, Some("may not change the LogicalVolume of node node-0"))?;
+        let release = patch(r#"{"metadata": {"annotations": {"lvms.io/released": "now"}}}"#, &[]);
+        try_as(0, &release, Some("only the leader may write lvms.io/released"))?;
+        let size = patch(r#"{"spec": {"size": "2Gi"}}"#, &[]);
+        try_as(0, &size, Some("a node may not change what a LogicalVolume shall be"))?;
+        is_refused(cluster, 0, &["delete", "logicalvolume", &volume], "forbidden")?;
+        is_refused(cluster, 0, &["get", "secrets", "--all-namespaces"], "forbidden")?;
+        let report =
+            ["--type=merge", "--subresource=status", "--patch", r#"{"status": {"used": "nothing"}}"#];
+        let of = |node: &'static str| -> Vec<&str> {
+            ["--namespace", NAMESPACE, "patch", "lvmnode", node].into_iter().chain(report).collect()
+        };
+        is_refused(cluster, 0, &of("node-1"), "may not write the LVMNode of another")?;
+        as_node(cluster, 1, &of("node-1"))?;
+        Ok(())
+    })
+}
+
+fn a_logical_volume_deleted_by_hand_is_kept_while_a_volume_names_it(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "by-hand", "", |stage| {
+        stage.claim("data", "thick", "1Gi")?;
+        stage.start_pod("user", "data", None)?;
+        let (volume, id, node) = made_for(stage, "data")?;
+        cluster.kubectl(["delete", "logicalvolume", &volume, "--wait=false"])?;
+        cluster.wait_for("the deletion to be told as refused", || {
+            let field = format!("--field-selector=involvedObject.name={volume},reason=Retained");
+            let told = cluster.kubectl(["get", "events", &field, "--output=jsonpath={.items[*].message}"])?;
+            ensure!(told.contains("names this volume"), "it says {told:?}");
+            Ok(true)
+        })?;
+        ensure!(has_lv(cluster, &node, &id)?, "the data is gone");
+        stage.run_in("user", "sync; echo > /data/still-there")?;
+        Ok(())
+    })
+}
+
+fn data_of_a_retained_volume_is_kept(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "retain", "", |stage| {
+        stage.claim("data", "thick", "1Gi")?;
+        stage.start_pod("user", "data", None)?;
+        let (volume, id, node) = made_for(stage, "data")?;
+        let retain = r#"{"spec": {"persistentVolumeReclaimPolicy": "Retain"}}"#;
+        cluster.kubectl(["patch", "pv", &volume, "--patch", retain])?;
+        stage.remove_pod("user")?;
+        stage.kubectl(&["delete", "pvc", "data", "--wait=false"])?;
+        cluster.wait_for("the volume to be released", || {
+            Ok(cluster.get(["pv", &volume])?["status"]["phase"] == "Released")
+        })?;
+        cluster.kubectl(["delete", "pv", &volume, "--wait=false"])?;
+        cluster.wait_for("the PersistentVolume to be gone", || {
+            Ok(cluster.kubectl(["get", "pv", &volume, "--ignore-not-found"])?.is_empty())
+        })?;
+        ensure!(has_lv(cluster, &node, &id)?, "the data is gone");
+        ensure!(cluster.get(["logicalvolume", &volume])?["status"]["volumeID"] == id.as_str());
+        // Whoever wants it gone deletes the LogicalVolume, as with TopoLVM.
+        cluster.kubectl(["delete", "logicalvolume", &volume, "--wait=false"])?;
+        cluster.wait_for("the logical volume to be gone", || Ok(!has_lv(cluster, &node, &id)?))
+    })
+}
+
+fn a_lost_volume_is_told_and_not_made_again(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "lost", "", |stage| {
+        stage.claim("data", "immediate", "1Gi")?;
+        cluster.wait_for("the claim to be bound", || {
+            Ok(stage.get("pvc", "data")?["status"]["phase"] == "Bound")
+        })?;
+        let (volume, id, node) = made_for(stage, "data")?;
+        let guest =
+            &cluster.nodes().iter().find(|known| known.name == node).context("an unknown node")?.guest;
+        guest.script(&format!("lvremove --yes thick1/{id}")).run()?;
+        cluster.wait_for("the loss to be told", || {
+            let status = &cluster.get(["logicalvolume", &volume])?["status"];
+            ensure!(
+                status["message"].as_str().is_some_and(|told| told.starts_with("Lost")),
+                "it says {status}"
+            );
+            Ok(true)
+        })?;
+        stage.make_pod("user", "data", None)?;
+        cluster.wait_for("the pod to be told", || {
+            let field = "--field-selector=involvedObject.name=user,reason=FailedMount";
+            let told = stage.kubectl(&["get", "events", field, "--output=jsonpath={.items[*].message}"])?;
+            ensure!(told.contains(&id), "it says {told:?}");
+            Ok(true)
+        })?;
+        ensure!(!has_lv(cluster, &node, &id)?, "an empty volume was made in its place");
+        Ok(())
+    })
+}
