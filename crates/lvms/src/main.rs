@@ -3,7 +3,8 @@
 //! This crate wires: it parses the command line, opens the host ([`host`]), starts what a role needs, and ends it in
 //! order. `lvms standalone` is a complete CSI driver without Kubernetes ([`standalone`]): its volumes are those of this
 //! host ([`local`]), its only state is in LVM's metadata. `lvms vgmanager` ([`vgmanager`]) is one node of a
-//! cluster, `lvms operator` ([`operator`]) what a cluster has once.
+//! cluster, `lvms operator` ([`operator`]) what a cluster has once, and
+//! `lvms single-node` ([`single_node`]) both in one process.
 
 mod check;
 mod cluster;
@@ -11,6 +12,7 @@ mod host;
 mod local;
 mod operator;
 mod serving;
+mod single_node;
 mod standalone;
 mod vgmanager;
 
@@ -44,6 +46,8 @@ enum Command {
     Operator(operator::Options),
     /// Be one node of a Kubernetes cluster: its volumes, its kubelet's driver, its capacity.
     Vgmanager(vgmanager::Options),
+    /// Be all of a Kubernetes cluster with one node: what it has once, and its node.
+    SingleNode(single_node::Options),
     /// Say what is wrong with a configuration, and with this host for it.
     Check(check::Options),
     /// Print the CustomResourceDefinitions, for `kubectl apply --server-side -f -`.
@@ -73,6 +77,10 @@ fn main() -> ExitCode {
         Command::Operator(options) => {
             log(arguments.log);
             operator::run(options).map(|()| ExitCode::SUCCESS)
+        }
+        Command::SingleNode(options) => {
+            log(arguments.log);
+            single_node::run(options).map(|()| ExitCode::SUCCESS)
         }
         Command::Vgmanager(options) => {
             log(arguments.log);

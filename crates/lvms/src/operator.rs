@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, ValueEnum};
+use lvms_operator::leftovers::Departure;
 use lvms_operator::role::Role;
 use tokio::sync::watch;
 
@@ -18,9 +19,27 @@ pub(crate) struct Options {
     /// The pod that this is, whose Deployment owns what is published.
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
     pod: Option<String>,
+    /// What becomes of the volumes of a node that leaves: keep them and their claims, or delete both as TopoLVM does.
+    #[arg(long, value_name = "RULE", default_value = "keep")]
+    node_finalize: NodeFinalize,
     /// Where to serve health (/healthz, /readyz), as address:port; 0 for nowhere.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
     health_probe_bind_address: Address,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NodeFinalize {
+    Keep,
+    Delete,
+}
+
+impl From<NodeFinalize> for Departure {
+    fn from(rule: NodeFinalize) -> Departure {
+        match rule {
+            NodeFinalize::Keep => Departure::Keep,
+            NodeFinalize::Delete => Departure::Delete,
+        }
+    }
 }
 
 /// Leads whenever it can, until it is told to end.
@@ -33,6 +52,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             namespace: options.cluster.namespace(&connection),
             connection,
             pod: options.pod.clone(),
+            departure: options.node_finalize.into(),
+            stores: Arc::default(),
         };
         role.run(Arc::new(watch::Sender::new(false)), serving::told_to_end()).await;
         Ok(())

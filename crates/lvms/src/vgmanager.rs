@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
+use lvms_api::LogicalVolume;
+use lvms_cluster::{Connection, Store};
 use lvms_node::metrics::Metrics;
 use lvms_node::role::Role;
 use tokio::sync::watch;
@@ -17,9 +19,9 @@ use crate::serving::{self, Address};
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    host: host::Arguments,
+    pub(crate) host: host::Arguments,
     #[command(flatten)]
-    cluster: cluster::Arguments,
+    pub(crate) cluster: cluster::Arguments,
     /// This node's name, as Kubernetes knows it.
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     nodename: String,
@@ -31,30 +33,41 @@ pub(crate) struct Options {
     metrics_bind_address: Address,
 }
 
+impl Options {
+    /// What this node does, once the host is open and the cluster is reached.
+    pub(crate) async fn role(
+        &self,
+        host: &Host,
+        connection: Connection,
+        watched: Option<Arc<Store<LogicalVolume>>>,
+        registered: &Arc<watch::Sender<bool>>,
+    ) -> Result<Role> {
+        let metrics = Arc::new(Metrics::new(&self.nodename));
+        let (ready, volumes) = (Arc::clone(registered), Arc::clone(&host.volumes));
+        serving::figures(self.metrics_bind_address, Arc::clone(&metrics), volumes, move || *ready.borrow())
+            .await?;
+        tokio::spawn(Host::keep_shielded(Arc::clone(&host.volumes)));
+        Ok(Role {
+            personality: self.cluster.personality(),
+            node: self.nodename.clone(),
+            namespace: self.cluster.namespace(&connection),
+            connection,
+            kubelet: self.kubelet_dir.clone(),
+            host: Arc::clone(&host.volumes),
+            metrics,
+            watched,
+            version: env!("CARGO_PKG_VERSION"),
+        })
+    }
+}
+
 /// Serves until it is told to end.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let host = options.host.open()?;
     serving::runtime()?.block_on(async {
         let connection = options.cluster.connect().await?;
-        let metrics = Arc::new(Metrics::new(&options.nodename));
         let registered = Arc::new(watch::Sender::new(false));
-        let ready = Arc::clone(&registered);
-        let volumes = Arc::clone(&host.volumes);
-        serving::figures(options.metrics_bind_address, Arc::clone(&metrics), volumes, move || {
-            *ready.borrow()
-        })
-        .await?;
-        tokio::spawn(Host::keep_shielded(Arc::clone(&host.volumes)));
-        let role = Role {
-            personality: options.cluster.personality(),
-            node: options.nodename.clone(),
-            namespace: options.cluster.namespace(&connection),
-            connection,
-            kubelet: options.kubelet_dir.clone(),
-            host: Arc::clone(&host.volumes),
-            metrics,
-            version: env!("CARGO_PKG_VERSION"),
-        };
+        let role = options.role(&host, connection, None, &registered).await?;
         role.run(registered, serving::told_to_end()).await?;
         tracing::info!("ends: what was begun is finished");
         Ok(())

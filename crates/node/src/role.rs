@@ -22,7 +22,7 @@ use crate::report::Report;
 use crate::sockets;
 use crate::telemetry::Telemetry;
 use crate::volumes::Volumes;
-use crate::watched;
+use crate::watched::{driver_known, own_volumes};
 
 /// This node's part.
 pub struct Role {
@@ -40,6 +40,8 @@ pub struct Role {
     pub host: Arc<HostVolumes>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// All LogicalVolumes, if somebody in this process watches them already.
+    pub watched: Option<Arc<Store<LogicalVolume>>>,
     /// The version that is told to clients.
     pub version: &'static str,
 }
@@ -56,8 +58,9 @@ impl Role {
         registered: Arc<watch::Sender<bool>>,
         stop: impl Future<Output = ()>,
     ) -> Result<()> {
-        let Role { personality, node, connection, namespace, kubelet, host, metrics, version } = self;
-        let objects: Arc<Store<LogicalVolume>> = Arc::default();
+        let Role { personality, node, connection, namespace, kubelet, host, metrics, watched, version } =
+            self;
+        let objects = watched.clone().unwrap_or_default();
         let locks = Arc::new(Locks::default());
         let volumes = Arc::new(Volumes {
             personality,
@@ -85,9 +88,11 @@ impl Role {
         };
         let mut tasks = JoinSet::new();
         let watching = &connection.watching;
-        tasks.spawn(watched::own_volumes(objects, watching.clone(), personality, node.clone()));
+        if watched.is_none() {
+            tasks.spawn(own_volumes(objects, watching.clone(), personality, node.clone()));
+        }
         let driver = personality.driver().to_owned();
-        tasks.spawn(watched::driver_known(watching.clone(), driver, node.clone(), Arc::clone(&known)));
+        tasks.spawn(driver_known(watching.clone(), driver, node.clone(), Arc::clone(&known)));
         tasks.spawn(volumes.run(work));
         tasks.spawn(report.run(Arc::new(watch::Sender::new(None))));
         // The kubelet asks who we are as soon as it sees the socket: CSI is served before.

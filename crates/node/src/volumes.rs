@@ -83,6 +83,10 @@ impl Volumes {
                 told.add(object.name().to_owned());
             }
         });
+        // Somebody else in this process may have read them already.
+        for object in self.objects.filter(|object| object.spec.node_name == self.node) {
+            work.add(object.name().to_owned());
+        }
         work
     }
 

@@ -7,12 +7,14 @@
 //! - [`resize`]: a claim that asks for more gets it.
 //! - [`snapshot`]: a VolumeSnapshotContent becomes a LogicalVolume.
 //! - [`capacity`]: what nodes tell becomes what the scheduler reads.
+//! - [`leftovers`]: what predecessors have left on claims, and nodes that leave.
 //! - [`role`]: all of it together, as `lvms operator` runs it.
 //!
 //! Each decides by a pure function and then acts; what happens next is seen through the watches, and nothing is
 //! remembered between: a new leader derives all work from the objects.
 
 pub mod capacity;
+pub mod leftovers;
 pub mod provision;
 pub mod reclaim;
 pub mod release;

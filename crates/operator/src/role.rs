@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 
 use crate::Context;
 use crate::capacity::Capacity;
+use crate::leftovers::{Departure, Leftovers};
 use crate::provision::{Provision, identity};
 use crate::reclaim::Reclaim;
 use crate::release::Release;
@@ -36,6 +37,10 @@ pub struct Role {
     pub namespace: String,
     /// The pod that we are, if we are one.
     pub pod: Option<String>,
+    /// What becomes of the volumes of a node that leaves.
+    pub departure: Departure,
+    /// What is watched; a node in the same process looks at the same LogicalVolumes.
+    pub stores: Arc<Stores>,
 }
 
 /// The lease of the leader.
@@ -50,7 +55,9 @@ impl Role {
         let candidate = Candidate::new(client, &self.namespace, LEASE, &identity, Timing::default());
         candidate
             .lead(stop, || {
-                let (role, leads) = (self.clone(), Arc::clone(&leads));
+                // What a former time as the leader has left in the stores may be old.
+                let role = Role { stores: Arc::default(), ..self.clone() };
+                let leads = Arc::clone(&leads);
                 async move {
                     // Told when it ends, however it does.
                     leads.send_replace(true);
@@ -64,7 +71,7 @@ impl Role {
     /// Does all work, for ever.
     pub async fn lead(self) {
         let mut tasks = JoinSet::new();
-        let stores = Arc::new(Stores::default());
+        let stores = Arc::clone(&self.stores);
         let component = self.personality.driver();
         let host = self.pod.as_deref().unwrap_or_default();
         let context = Arc::new(Context {
@@ -82,6 +89,7 @@ impl Role {
         let reclaim = Reclaim::new(Arc::clone(&context), Arc::clone(&release));
         let resize = Resize::new(Arc::clone(&context));
         let snapshots = Snapshots::new(Arc::clone(&context), Arc::clone(&release));
+        let leftovers = Leftovers::new(Arc::clone(&context), self.departure);
         let capacity = Capacity::new(Arc::clone(&context), owner);
         stores.follow(&self.connection, self.personality, &self.namespace, &mut tasks);
         stores.complete().await;
@@ -96,6 +104,7 @@ impl Role {
         tasks.spawn(reclaim.run());
         tasks.spawn(resize.run());
         tasks.spawn(snapshots.run());
+        tasks.spawn(leftovers.run());
         tasks.spawn(capacity.run());
         while let Some(ended) = tasks.join_next().await {
             tracing::error!(?ended, "a part of the leader's work has ended");

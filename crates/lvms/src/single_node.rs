@@ -1,0 +1,51 @@
+//! `lvms single-node`: a cluster's part and its only node's, in one process. One watch serves both, and the host's lock
+//! stands for a lease.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::Args;
+use lvms_operator::role::Role;
+use lvms_operator::stores::Stores;
+use tokio::sync::watch;
+
+use crate::operator::NodeFinalize;
+use crate::{serving, vgmanager};
+
+/// How it is run.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    node: vgmanager::Options,
+    /// The pod that this is, whose owner owns what is published.
+    #[arg(long, value_name = "NAME", env = "POD_NAME")]
+    pod: Option<String>,
+    /// What becomes of the volumes of a node that leaves: keep them and their claims, or delete both as TopoLVM does.
+    #[arg(long, value_name = "RULE", default_value = "keep")]
+    node_finalize: NodeFinalize,
+}
+
+/// Serves and leads until it is told to end.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let host = options.node.host.open()?;
+    serving::runtime()?.block_on(async {
+        let cluster = &options.node.cluster;
+        let connection = cluster.connect().await?;
+        let stores: Arc<Stores> = Arc::default();
+        let leader = Role {
+            personality: cluster.personality(),
+            namespace: cluster.namespace(&connection),
+            connection: connection.clone(),
+            pod: options.pod.clone(),
+            departure: options.node_finalize.into(),
+            stores: Arc::clone(&stores),
+        };
+        let registered = Arc::new(watch::Sender::new(false));
+        let watched = Some(Arc::clone(&stores.volumes));
+        let node = options.node.role(&host, connection, watched, &registered).await?;
+        let leading = tokio::spawn(leader.lead());
+        let served = node.run(registered, serving::told_to_end()).await;
+        leading.abort();
+        served
+    })
+}
