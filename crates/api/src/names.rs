@@ -15,6 +15,13 @@ pub const VOLUME_MODE: &str = "lvms.io/volume-mode";
 /// On a LogicalVolume: how far a long work is, for people.
 pub const PROGRESS: &str = "lvms.io/progress";
 
+/// On a LogicalVolume: since when neither its claim nor a PersistentVolume for it is there. Its node looks whether
+/// anybody has ever used it.
+pub const ORPHANED: &str = "lvms.io/orphaned";
+
+/// On a LogicalVolume without claim: its node says that nobody has ever used it.
+pub const UNUSED: &str = "lvms.io/unused";
+
 /// Who made a LogicalVolume, as TopoLVM's node marks it.
 pub const CREATED_BY: (&str, &str) = ("app.kubernetes.io/created-by", "topolvm-controller");
 

@@ -19,4 +19,4 @@ pub mod write;
 pub use connection::Connection;
 pub use events::{Events, Reference};
 pub use store::{Key, Store};
-pub use work::{Outcome, Work};
+pub use work::{Busy, Outcome, Work};

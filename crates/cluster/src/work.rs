@@ -56,6 +56,34 @@ struct State<K> {
     again: BTreeSet<K>,
     failures: BTreeMap<K, u32>,
     looks: u64,
+    failed: u64,
+}
+
+/// How much there is to do, and how it goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Figures {
+    /// Whose.
+    pub name: &'static str,
+    /// How many wait to be looked at, now or later.
+    pub waiting: usize,
+    /// How many looks there were.
+    pub looks: u64,
+    /// How many of them failed.
+    pub failed: u64,
+}
+
+/// Something that knows how much there is to do, whatever it is.
+pub trait Busy: Send + Sync {
+    /// How much, and how it goes.
+    fn figures(&self) -> Figures;
+}
+
+impl<K: Ord + Clone + Debug + Send + Sync + 'static> Busy for Work<K> {
+    fn figures(&self) -> Figures {
+        let state = self.state();
+        let waiting = state.ready.len() + state.later.len();
+        Figures { name: self.name, waiting, looks: state.looks, failed: state.failed }
+    }
 }
 
 impl<K: Ord + Clone + Debug + Send + Sync + 'static> Work<K> {
@@ -69,19 +97,9 @@ impl<K: Ord + Clone + Debug + Send + Sync + 'static> Work<K> {
             again: BTreeSet::new(),
             failures: BTreeMap::new(),
             looks: 0,
+            failed: 0,
         };
         Arc::new(Work { name, patience, state: Mutex::new(state), changed: Notify::new() })
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// How many wait, and how many looks there were.
-    pub fn figures(&self) -> (usize, u64) {
-        let state = self.state();
-        (state.ready.len() + state.later.len(), state.looks)
     }
 
     /// To be looked at, as soon as somebody has time.
@@ -147,7 +165,9 @@ impl<K: Ord + Clone + Debug + Send + Sync + 'static> Work<K> {
             Outcome::Failed => {
                 let failures = state.failures.entry(key.clone()).or_default();
                 *failures = failures.saturating_add(1);
-                Some(self.patience.after(*failures))
+                let pause = self.patience.after(*failures);
+                state.failed += 1;
+                Some(pause)
             }
         };
         if again && state.waiting.insert(key.clone()) {
@@ -283,6 +303,7 @@ mod tests {
         }));
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert_eq!(*times.lock().unwrap(), [0, 1, 3, 7, 15, 23, 31]);
+        assert_eq!(work.figures(), Figures { name: "test", waiting: 0, looks: 7, failed: 6 });
         running.abort();
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use lvms_operator::leftovers::Departure;
+use lvms_operator::metrics::Metrics;
 use lvms_operator::role::Role;
-use tokio::sync::watch;
 
 use crate::cluster;
 use crate::serving::{self, Address};
@@ -22,6 +22,9 @@ pub(crate) struct Options {
     /// What becomes of the volumes of a node that leaves: keep them and their claims, or delete both as TopoLVM does.
     #[arg(long, value_name = "RULE", default_value = "keep")]
     node_finalize: NodeFinalize,
+    /// Where to serve Prometheus' figures (/metrics), as address:port; 0 for nowhere.
+    #[arg(long, value_name = "ADDRESS", default_value = ":8080")]
+    metrics_bind_address: Address,
     /// Where to serve health (/healthz, /readyz), as address:port; 0 for nowhere.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
     health_probe_bind_address: Address,
@@ -46,7 +49,10 @@ impl From<NodeFinalize> for Departure {
 pub(crate) fn run(options: &Options) -> Result<()> {
     serving::runtime()?.block_on(async {
         let connection = options.cluster.connect().await?;
+        let metrics: Arc<Metrics> = Arc::default();
         serving::health(options.health_probe_bind_address, || true, String::new).await?;
+        let counted = Arc::clone(&metrics);
+        serving::health(options.metrics_bind_address, || true, move || counted.text()).await?;
         let role = Role {
             personality: options.cluster.personality(),
             namespace: options.cluster.namespace(&connection),
@@ -54,8 +60,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             pod: options.pod.clone(),
             departure: options.node_finalize.into(),
             stores: Arc::default(),
+            metrics,
         };
-        role.run(Arc::new(watch::Sender::new(false)), serving::told_to_end()).await;
+        role.run(serving::told_to_end()).await;
         Ok(())
     })
 }

@@ -39,6 +39,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             pod: options.pod.clone(),
             departure: options.node_finalize.into(),
             stores: Arc::clone(&stores),
+            metrics: Arc::default(),
         };
         let registered = Arc::new(watch::Sender::new(false));
         let watched = Some(Arc::clone(&stores.volumes));

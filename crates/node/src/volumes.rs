@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use lvms_api::logical_volume::Status;
-use lvms_api::names::{CLAIM, CREATED_BY, VOLUME_MODE};
+use lvms_api::names::{CLAIM, CREATED_BY, UNUSED, VOLUME_MODE};
 use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
@@ -115,7 +115,7 @@ impl Volumes {
             }
             changes.mark_unchanged();
             for object in self.objects.filter(|object| object.spec.node_name == self.node) {
-                if self.lv(&object) != expected(&object) {
+                if !is_as_told(&object, &self.lv(&object)) {
                     work.add(object.name().to_owned());
                 }
             }
@@ -187,6 +187,20 @@ impl Volumes {
                     self.events.warn(self.about(object), "Lost", status.message.clone());
                 }
                 self.tell(object, &status).await?;
+                Ok(Outcome::Done)
+            }
+            Act::Vouch => {
+                let change = json!({ "metadata": { "annotations": { UNUSED: "true" } } });
+                self.objects.answered(write::change(&self.api(), object, change).await?);
+                Ok(Outcome::Done)
+            }
+            Act::Retain => {
+                let claim = object.annotation(CLAIM).unwrap_or_default();
+                let told = format!(
+                    "its claim {claim} is gone and no PersistentVolume names it, but somebody has used it: its data is \
+                     kept until this object is deleted"
+                );
+                self.events.warn(self.about(object), "Retained", told);
                 Ok(Outcome::Done)
             }
             Act::Refuse(error) => Err(error.into()),
@@ -289,6 +303,7 @@ impl Volumes {
             Some(found) => Lv::Present {
                 size: found.volume.size,
                 finished: !found.facts.is_unfinished() && !is_half_made(found.volume),
+                unused: found.facts.is_ours() && !found.facts.used,
             },
             None => match unknown(&desired, &inventory, "volumeID", id) {
                 Some(error) => Lv::Unknown(error.message),
@@ -350,11 +365,14 @@ impl Volumes {
     }
 }
 
-/// The LV that a LogicalVolume with nothing left to do has.
-fn expected(object: &LogicalVolume) -> Lv {
-    let size = object.status.as_ref().and_then(|status| status.current_size.as_ref()?.bytes().ok());
-    match (object.volume_id(), size) {
-        (Some(_), Some(size)) => Lv::Present { size: lvms_host::units::Bytes(size), finished: true },
-        _ => Lv::Absent,
+/// Whether an LV is as its LogicalVolume says.
+fn is_as_told(object: &LogicalVolume, lv: &Lv) -> bool {
+    let told = object.status.as_ref().and_then(|status| status.current_size.as_ref()?.bytes().ok());
+    match lv {
+        Lv::Present { size, finished, .. } => {
+            object.volume_id().is_some() && *finished && told == Some(size.0)
+        }
+        Lv::Absent => object.volume_id().is_none(),
+        Lv::Unknown(_) => false,
     }
 }

@@ -4,10 +4,13 @@
 //! - [`provision`]: a claim becomes a LogicalVolume; when its node has made it, a PersistentVolume.
 //! - [`reclaim`]: a released PersistentVolume takes its LogicalVolume along.
 //! - [`release`]: the second key: a LogicalVolume goes only if nothing names it any more.
+//! - [`orphans`]: what a claim that was deleted in the middle has left.
+//! - [`protect`]: the source of a copy stays until the copy is there.
 //! - [`resize`]: a claim that asks for more gets it.
 //! - [`snapshot`]: a VolumeSnapshotContent becomes a LogicalVolume.
 //! - [`capacity`]: what nodes tell becomes what the scheduler reads.
 //! - [`leftovers`]: what predecessors have left on claims, and nodes that leave.
+//! - [`metrics`]: what each has to do, for Prometheus.
 //! - [`role`]: all of it together, as `lvms operator` runs it.
 //!
 //! Each decides by a pure function and then acts; what happens next is seen through the watches, and nothing is
@@ -15,6 +18,9 @@
 
 pub mod capacity;
 pub mod leftovers;
+pub mod metrics;
+pub mod orphans;
+pub mod protect;
 pub mod provision;
 pub mod reclaim;
 pub mod release;

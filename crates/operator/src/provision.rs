@@ -24,6 +24,7 @@ use self::decide::{Act, View, decide, selected, volume_name};
 use self::node::Nodes;
 pub use self::persistent::identity;
 use crate::Context;
+use crate::protect::Protect;
 
 /// A claim that cannot be provisioned is looked at again after a second, and later at the most after five minutes.
 const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(300) };
@@ -34,12 +35,13 @@ const AT_ONCE: usize = 32;
 /// Provisions claims.
 pub struct Provision {
     context: Arc<Context>,
+    protect: Arc<Protect>,
     work: Arc<Work<Key>>,
 }
 
 impl Provision {
     /// Is told by claims, and by what they become.
-    pub fn new(context: Arc<Context>) -> Provision {
+    pub fn new(context: Arc<Context>, protect: Arc<Protect>) -> Provision {
         let work: Arc<Work<Key>> = Work::new("provision", PATIENCE);
         let stores = &context.stores;
         let told = Arc::clone(&work);
@@ -85,7 +87,7 @@ impl Provision {
                 pending();
             }
         });
-        Provision { context, work }
+        Provision { context, protect, work }
     }
 
     /// The names that wait.
@@ -156,6 +158,7 @@ impl Provision {
                     claim = %Key::of(claim), volume = name, node = volume.spec.node_name,
                     class = volume.spec.device_class, size = %volume.spec.size, "is sent to its node"
                 );
+                self.protect.protect(claim).await?;
                 if let Created::Now(created) =
                     write::create(&self.context.logical_volumes(), &json!(volume)).await?
                 {

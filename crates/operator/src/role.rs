@@ -13,12 +13,14 @@ use lvms_cluster::lease::{Candidate, Timing};
 use lvms_cluster::store::chain;
 use lvms_cluster::{Connection, Events};
 use serde_json::{Value, json};
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::Context;
 use crate::capacity::Capacity;
 use crate::leftovers::{Departure, Leftovers};
+use crate::metrics::Metrics;
+use crate::orphans::Orphans;
+use crate::protect::Protect;
 use crate::provision::{Provision, identity};
 use crate::reclaim::Reclaim;
 use crate::release::Release;
@@ -41,14 +43,16 @@ pub struct Role {
     pub departure: Departure,
     /// What is watched; a node in the same process looks at the same LogicalVolumes.
     pub stores: Arc<Stores>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
 }
 
 /// The lease of the leader.
 const LEASE: &str = "lvms-operator";
 
 impl Role {
-    /// Leads whenever it can, until `stop` ends. `leads` is told whether it does.
-    pub async fn run(self, leads: Arc<watch::Sender<bool>>, stop: impl Future<Output = ()>) {
+    /// Leads whenever it can, until `stop` ends.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
         let name = self.pod.clone().unwrap_or_else(|| "lvms".to_owned());
         let identity = format!("{name}_{}", uuid::Uuid::new_v4());
         let client = self.connection.client.clone();
@@ -57,11 +61,9 @@ impl Role {
             .lead(stop, || {
                 // What a former time as the leader has left in the stores may be old.
                 let role = Role { stores: Arc::default(), ..self.clone() };
-                let leads = Arc::clone(&leads);
                 async move {
                     // Told when it ends, however it does.
-                    leads.send_replace(true);
-                    let _leads = Leads(leads);
+                    let _counted = Counted(Arc::clone(&role.metrics));
                     role.lead().await;
                 }
             })
@@ -84,13 +86,26 @@ impl Role {
         });
         let owner = self.owner().await;
         // Whoever acts is told of every object: all listen before the first is read.
-        let provision = Provision::new(Arc::clone(&context));
+        let protect = Protect::new(Arc::clone(&context));
+        let provision = Provision::new(Arc::clone(&context), Arc::clone(&protect));
         let release = Release::new(Arc::clone(&context));
         let reclaim = Reclaim::new(Arc::clone(&context), Arc::clone(&release));
+        let orphans = Orphans::new(Arc::clone(&context), Arc::clone(&release));
         let resize = Resize::new(Arc::clone(&context));
         let snapshots = Snapshots::new(Arc::clone(&context), Arc::clone(&release));
         let leftovers = Leftovers::new(Arc::clone(&context), self.departure);
         let capacity = Capacity::new(Arc::clone(&context), owner);
+        self.metrics.count(vec![
+            provision.work(),
+            protect.work(),
+            release.work(),
+            reclaim.work(),
+            orphans.work(),
+            resize.work(),
+            snapshots.work(),
+            leftovers.work(),
+            capacity.work(),
+        ]);
         stores.follow(&self.connection, self.personality, &self.namespace, &mut tasks);
         stores.complete().await;
         tracing::info!(
@@ -102,6 +117,8 @@ impl Role {
         tasks.spawn(provision.run());
         tasks.spawn(release.run());
         tasks.spawn(reclaim.run());
+        tasks.spawn(protect.run());
+        tasks.spawn(orphans.run());
         tasks.spawn(resize.run());
         tasks.spawn(snapshots.run());
         tasks.spawn(leftovers.run());
@@ -144,11 +161,11 @@ async fn owner_of(client: &Client, namespace: &str, pod: &str) -> Result<Option<
     })))
 }
 
-/// That we lead, as long as it lives.
-struct Leads(Arc<watch::Sender<bool>>);
+/// What the leader's work is counted by, as long as it leads.
+struct Counted(Arc<Metrics>);
 
-impl Drop for Leads {
+impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.send_replace(false);
+        self.0.count(Vec::new());
     }
 }

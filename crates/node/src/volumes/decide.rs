@@ -1,6 +1,7 @@
 //! What a LogicalVolume and its LV ask for next. Decides, and does nothing.
 
 use lvms_api::logical_volume::{READ_ONLY, READ_WRITE, Status};
+use lvms_api::names::{ORPHANED, UNUSED};
 use lvms_api::{LogicalVolume, Personality, Quantity};
 use lvms_csi::{Error, Kind};
 use lvms_host::units::Bytes;
@@ -14,6 +15,8 @@ pub(super) enum Lv {
         size: Bytes,
         /// Whether it was finished: a copy may have been interrupted.
         finished: bool,
+        /// Whether we made it and nobody has used it.
+        unused: bool,
     },
     /// It is in none of our volume groups, and all of them are there.
     Absent,
@@ -36,6 +39,10 @@ pub(super) enum Act {
     Remove,
     /// Let the object go: there is no LV.
     LetGo,
+    /// Say that nobody has used it: nobody wants it any more.
+    Vouch,
+    /// Say that it is somebody's data though nobody names it any more.
+    Retain,
     /// Write the status.
     Tell(Status),
     /// Refuse what the object asks for, and say why.
@@ -98,7 +105,7 @@ fn coming(object: &LogicalVolume, status: &Status, size: Bytes, lv: &Lv) -> Act 
         return Act::Nothing;
     }
     match lv {
-        Lv::Present { size, finished: true } => return Act::Tell(well(object.uid(), *size)),
+        Lv::Present { size, finished: true, .. } => return Act::Tell(well(object.uid(), *size)),
         Lv::Unknown(why) => return Act::Later(why.clone()),
         Lv::Present { finished: false, .. } | Lv::Absent => {}
     }
@@ -119,7 +126,7 @@ fn coming(object: &LogicalVolume, status: &Status, size: Bytes, lv: &Lv) -> Act 
 fn staying(object: &LogicalVolume, status: &Status, wanted: Bytes, lv: &Lv) -> Act {
     let id = object.volume_id().unwrap_or_default();
     match lv {
-        Lv::Present { size, .. } => {
+        Lv::Present { size, unused, .. } => {
             let known = status.current_size.as_ref().and_then(|size| size.bytes().ok());
             let lost_and_found = status.code == LOST;
             if known != Some(size.0) || lost_and_found {
@@ -132,7 +139,11 @@ fn staying(object: &LogicalVolume, status: &Status, wanted: Bytes, lv: &Lv) -> A
                 // What was refused is not asked for any more.
                 return Act::Tell(well(id, *size));
             }
-            Act::Nothing
+            match (object.annotation(ORPHANED), object.annotation(UNUSED)) {
+                (Some(_), None) if *unused => Act::Vouch,
+                (Some(_), None) => Act::Retain,
+                _ => Act::Nothing,
+            }
         }
         Lv::Unknown(why) => Act::Later(why.clone()),
         Lv::Absent => {
@@ -182,7 +193,7 @@ mod tests {
     }
 
     fn present(size: u64) -> Lv {
-        Lv::Present { size: Bytes(size), finished: true }
+        Lv::Present { size: Bytes(size), finished: true, unused: false }
     }
 
     fn deleted(mut object: LogicalVolume) -> LogicalVolume {
@@ -208,7 +219,7 @@ mod tests {
     #[test]
     fn an_lv_whose_making_was_not_told_is_adopted_and_an_interrupted_one_goes_on() {
         assert_eq!(decide(&object(), P, &present(GIB)), Act::Tell(well("uid", Bytes(GIB))));
-        let half = Lv::Present { size: Bytes(GIB), finished: false };
+        let half = Lv::Present { size: Bytes(GIB), finished: false, unused: true };
         assert_eq!(decide(&object(), P, &half), Act::Make(Making::Volume(Bytes(GIB))));
     }
 
@@ -276,6 +287,16 @@ mod tests {
         let unknown = Lv::Unknown("vg".into());
         let released = annotated(settled(), lvms_api::names::RELEASED);
         assert_eq!(decide(&deleted(released), P, &unknown), Act::Later("vg".into()));
+    }
+
+    #[test]
+    fn an_orphan_is_vouched_for_only_if_nobody_has_used_it() {
+        let orphan = annotated(settled(), ORPHANED);
+        assert_eq!(decide(&orphan, P, &present(GIB)), Act::Retain);
+        let unused = Lv::Present { size: Bytes(GIB), finished: true, unused: true };
+        assert_eq!(decide(&orphan, P, &unused), Act::Vouch);
+        assert_eq!(decide(&annotated(orphan, UNUSED), P, &unused), Act::Nothing);
+        assert_eq!(decide(&settled(), P, &unused), Act::Nothing);
     }
 
     #[test]

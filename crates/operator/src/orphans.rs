@@ -1,0 +1,129 @@
+//! What a claim that was deleted in the middle has left: a LogicalVolume without claim and PersistentVolume.
+//!
+//! It is collected only if its node says that nobody has ever used it; otherwise it is somebody's data, and told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Api;
+use lvms_api::LogicalVolume;
+use lvms_api::names::{CLAIM, ORPHANED, UNUSED};
+use lvms_cluster::slim::{Claim, PersistentVolume};
+use lvms_cluster::store::chain;
+use lvms_cluster::work::Patience;
+use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::{Outcome, Work};
+use serde_json::json;
+
+use crate::Context;
+use crate::release::Release;
+
+const PATIENCE: Patience = Patience { first: Duration::from_secs(5), longest: Duration::from_secs(300) };
+
+const AT_ONCE: usize = 4;
+
+/// Collects what nobody wants.
+pub struct Orphans {
+    context: Arc<Context>,
+    release: Arc<Release>,
+    work: Arc<Work<String>>,
+}
+
+/// The uid of the claim that a LogicalVolume was made for.
+fn claim_of(volume: &LogicalVolume) -> Option<&str> {
+    volume.annotation(CLAIM)?;
+    volume.name().strip_prefix("pvc-")
+}
+
+impl Orphans {
+    /// Is told by claims that are gone, and by LogicalVolumes.
+    pub fn new(context: Arc<Context>, release: Arc<Release>) -> Orphans {
+        let work: Arc<Work<String>> = Work::new("orphans", PATIENCE);
+        let (told, volumes) = (Arc::clone(&work), Arc::clone(&context.stores.volumes));
+        context.stores.claims.listen(move |before, now| {
+            if now.is_none()
+                && let Some(claim) = before
+                && let Some(volume) = volumes.named(&format!("pvc-{}", claim.uid()))
+            {
+                told.add(volume.name().to_owned());
+            }
+        });
+        let told = Arc::clone(&work);
+        context.stores.volumes.listen(move |before, now| {
+            if let Some(volume) = now
+                && claim_of(volume).is_some()
+                && !volume.is_deleted()
+                && (before.is_none() || volume.annotation(UNUSED).is_some())
+            {
+                told.add(volume.name().to_owned());
+            }
+        });
+        Orphans { context, release, work }
+    }
+
+    /// The names that wait.
+    pub fn work(&self) -> Arc<Work<String>> {
+        Arc::clone(&self.work)
+    }
+
+    /// Collects for ever.
+    pub async fn run(self) {
+        let orphans = Arc::new(self);
+        Arc::clone(&orphans.work)
+            .run(AT_ONCE, move |name| {
+                let orphans = Arc::clone(&orphans);
+                async move { orphans.look(&name).await }
+            })
+            .await;
+    }
+
+    async fn look(&self, name: &str) -> Outcome {
+        let Some(volume) = self.context.stores.volumes.named(name) else { return Outcome::Done };
+        match self.act(&volume).await {
+            Ok(()) => Outcome::Done,
+            Err(error) if is_conflict(&error) || is_not_found(&error) => Outcome::After(PATIENCE.first),
+            Err(error) => {
+                tracing::warn!(volume = name, error = %chain(&error), "whether somebody wants it is not known");
+                Outcome::Failed
+            }
+        }
+    }
+
+    async fn act(&self, volume: &LogicalVolume) -> Result<(), kube::Error> {
+        let stores = &self.context.stores;
+        let Some(uid) = claim_of(volume).filter(|_| !volume.is_deleted()) else { return Ok(()) };
+        let known = stores.claims.find(|claim| claim.uid() == uid).is_some()
+            || stores.persistent.named(volume.name()).is_some();
+        if known || self.is_wanted(volume, uid).await? {
+            return Ok(());
+        }
+        if volume.annotation(UNUSED).is_some() || volume.volume_id().is_none() {
+            if self.release.release(volume).await?.is_none() {
+                tracing::info!(
+                    volume = volume.name(),
+                    claim = volume.annotation(CLAIM),
+                    "nobody wants it any more"
+                );
+                write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await?;
+            }
+        } else if volume.annotation(ORPHANED).is_none() {
+            let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            let change = json!({ "metadata": { "annotations": { ORPHANED: now } } });
+            let changed = write::change(&self.context.logical_volumes(), volume, change).await?;
+            stores.volumes.answered(changed);
+        }
+        Ok(())
+    }
+
+    /// Whether the API itself knows somebody who wants it.
+    async fn is_wanted(&self, volume: &LogicalVolume, uid: &str) -> Result<bool, kube::Error> {
+        let (namespace, name) =
+            volume.annotation(CLAIM).and_then(|claim| claim.split_once('/')).unwrap_or_default();
+        let claims: Api<Claim> = Api::namespaced(self.context.client.clone(), namespace);
+        if claims.get_opt(name).await?.is_some_and(|claim| claim.uid() == uid) {
+            return Ok(true);
+        }
+        let volumes: Api<PersistentVolume> = Api::all(self.context.client.clone());
+        Ok(volumes.get_opt(volume.name()).await?.is_some())
+    }
+}

@@ -1,0 +1,184 @@
+//! The source of a copy stays until the copy is there: finalizers on claims and VolumeSnapshots, as external-provisioner
+//! puts them there.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::api::ListParams;
+use kube::{Api, Resource};
+use lvms_cluster::slim::{Claim, DataSource, VolumeSnapshot, has_finalizer};
+use lvms_cluster::store::chain;
+use lvms_cluster::work::Patience;
+use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::{Key, Outcome, Work};
+use serde::de::DeserializeOwned;
+
+use crate::Context;
+
+const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(60) };
+
+const AT_ONCE: usize = 4;
+
+/// So often VolumeSnapshots are looked through: one may have been left protected by a leader that was killed.
+const SWEEP: Duration = Duration::from_secs(600);
+
+/// What copies are made from.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Item {
+    /// A claim.
+    Claim(Key),
+    /// A VolumeSnapshot.
+    Snapshot(Key),
+}
+
+impl Item {
+    /// What a claim is a copy of.
+    fn of(claim: &Claim) -> Option<Item> {
+        let DataSource { api_group, kind, name, .. } = claim.source()?;
+        let namespace = claim.metadata.namespace.clone().unwrap_or_default();
+        let key = Key { namespace, name: name.clone() };
+        match (api_group.as_deref().unwrap_or_default(), kind.as_str()) {
+            ("", "PersistentVolumeClaim") => Some(Item::Claim(key)),
+            ("snapshot.storage.k8s.io", "VolumeSnapshot") => Some(Item::Snapshot(key)),
+            _ => None,
+        }
+    }
+
+    fn finalizer(&self) -> &'static str {
+        match self {
+            Item::Claim(_) => CLONED,
+            Item::Snapshot(_) => RESTORED,
+        }
+    }
+}
+
+/// On a claim that is cloned.
+const CLONED: &str = "provisioner.storage.kubernetes.io/cloning-protection";
+
+/// On a VolumeSnapshot that is restored.
+const RESTORED: &str = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection";
+
+/// Protects sources.
+pub struct Protect {
+    context: Arc<Context>,
+    work: Arc<Work<Item>>,
+}
+
+impl Protect {
+    /// Is told by claims.
+    pub fn new(context: Arc<Context>) -> Arc<Protect> {
+        let work: Arc<Work<Item>> = Work::new("protect", PATIENCE);
+        let told = Arc::clone(&work);
+        context.stores.claims.listen(move |before, now| {
+            if let Some(item) = now.or(before).and_then(|claim| Item::of(claim)) {
+                told.add(item);
+            }
+            if let Some(claim) = now
+                && has_finalizer(&claim.metadata, CLONED)
+            {
+                told.add(Item::Claim(Key::of(claim.as_ref())));
+            }
+        });
+        Arc::new(Protect { context, work })
+    }
+
+    /// What waits.
+    pub fn work(&self) -> Arc<Work<Item>> {
+        Arc::clone(&self.work)
+    }
+
+    /// Lets sources go that nobody copies any more, for ever.
+    pub async fn run(self: Arc<Self>) {
+        let work = Arc::clone(&self.work);
+        let sweeps = Arc::clone(&self).sweep();
+        let looks = work.run(AT_ONCE, move |item| {
+            let protect = Arc::clone(&self);
+            async move { protect.look(&item).await }
+        });
+        tokio::join!(looks, sweeps);
+    }
+
+    /// Keeps the source of a claim's volume from going, before the copy is begun.
+    pub async fn protect(&self, claim: &Claim) -> Result<(), kube::Error> {
+        match Item::of(claim) {
+            None => Ok(()),
+            Some(Item::Claim(ref key)) => protect::<Claim>(&self.api(key), key, CLONED).await,
+            Some(Item::Snapshot(ref key)) => protect::<VolumeSnapshot>(&self.api(key), key, RESTORED).await,
+        }
+    }
+
+    async fn look(&self, item: &Item) -> Outcome {
+        let waiting = self
+            .context
+            .stores
+            .claims
+            .find(|claim| claim.spec.volume_name.is_empty() && Item::of(claim).as_ref() == Some(item));
+        if waiting.is_some() {
+            return Outcome::Done;
+        }
+        let done = match item {
+            Item::Claim(key) => unprotect::<Claim>(&self.api(key), key, item.finalizer()).await,
+            Item::Snapshot(key) => unprotect::<VolumeSnapshot>(&self.api(key), key, item.finalizer()).await,
+        };
+        match done {
+            Ok(()) => Outcome::Done,
+            Err(error) if is_conflict(&error) => Outcome::After(PATIENCE.first),
+            Err(error) => {
+                tracing::warn!(?item, error = %chain(&error), "a source is still protected");
+                Outcome::Failed
+            }
+        }
+    }
+
+    async fn sweep(self: Arc<Self>) {
+        loop {
+            let api: Api<VolumeSnapshot> = Api::all(self.context.client.clone());
+            match api.list(&ListParams::default()).await {
+                Ok(list) => {
+                    let left = list.items.iter().filter(|one| has_finalizer(&one.metadata, RESTORED));
+                    for snapshot in left {
+                        self.work.add(Item::Snapshot(Key::of(snapshot)));
+                    }
+                }
+                Err(error) if is_not_found(&error) => {}
+                Err(error) => {
+                    tracing::debug!(error = %chain(&error), "VolumeSnapshots cannot be looked through");
+                }
+            }
+            tokio::time::sleep(SWEEP).await;
+        }
+    }
+
+    fn api<K>(&self, key: &Key) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.context.client.clone(), &key.namespace)
+    }
+}
+
+async fn protect<K>(api: &Api<K>, key: &Key, finalizer: &str) -> Result<(), kube::Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let Some(object) = api.get_opt(&key.name).await? else { return Ok(()) };
+    if !has_finalizer(object.meta(), finalizer) {
+        write::change(api, &object, write::finalizers_with(&object, finalizer)).await?;
+    }
+    Ok(())
+}
+
+async fn unprotect<K>(api: &Api<K>, key: &Key, finalizer: &str) -> Result<(), kube::Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    match api.get_opt(&key.name).await {
+        Ok(Some(object)) if has_finalizer(object.meta(), finalizer) => {
+            write::change(api, &object, write::finalizers_without(&object, &[finalizer])).await.map(drop)
+        }
+        // Without the snapshot API there is nothing to protect.
+        Err(error) if !is_not_found(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
