@@ -181,9 +181,13 @@ impl Provision {
                 Ok(Outcome::Failed)
             }
             Act::Reschedule(why) => {
+                if self.would_be_chosen_again(claim, volume.as_deref()) {
+                    return Ok(Outcome::After(Duration::from_millis(300)));
+                }
                 self.fail(claim, why);
-                self.discard(volume.as_deref()).await?;
+                // In this order: without it, a claim that is still sent to the node would be tried there again.
                 self.reschedule(claim).await?;
+                self.discard(volume.as_deref()).await?;
                 Ok(Outcome::Failed)
             }
         }
@@ -195,7 +199,26 @@ impl Provision {
         write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await
     }
 
-    /// Lets the scheduler choose again. What the chosen node has left was told before: it would choose the same.
+    /// Whether the scheduler still believes in room that the node says it has not: it would choose the same node.
+    fn would_be_chosen_again(&self, claim: &Claim, volume: Option<&LogicalVolume>) -> bool {
+        let stores = &self.context.stores;
+        let (Some(node), Some(volume), Some(class)) = (selected(claim), volume, claim.class()) else {
+            return false;
+        };
+        let Ok(size) = volume.spec.size.bytes() else { return false };
+        let spec = &volume.spec;
+        let told = stores.lvm_nodes.find(|told| told.name() == node);
+        let told = told.and_then(|told| told.available(&spec.device_class, &spec.lvcreate_option_class));
+        let key = self.context.personality.topology_key();
+        let published = stores.capacities.filter(|one| {
+            let of = one.node_topology.as_ref().and_then(|topology| topology.match_labels.get(&key));
+            one.storage_class_name == class && of.is_some_and(|of| of == node)
+        });
+        let believed = published.iter().filter_map(|one| one.capacity.as_ref()?.bytes().ok()).max();
+        told.is_some_and(|told| told < size) && believed.is_some_and(|believed| believed >= size)
+    }
+
+    /// Lets the scheduler choose again.
     async fn reschedule(&self, claim: &Claim) -> Result<(), kube::Error> {
         let Some(node) = selected(claim) else { return Ok(()) };
         tracing::info!(claim = %Key::of(claim), node, "is given back to the scheduler");

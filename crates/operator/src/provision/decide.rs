@@ -128,14 +128,17 @@ fn made(view: &View<'_>, volume: &LogicalVolume) -> Act {
             };
             Act::Publish(Box::new(persistent.object()))
         }
-        (None, _)
-            if status.code == NO_ROOM && selected(view.claim).is_some() && volume.spec.source.is_empty() =>
-        {
+        (None, _) if status.code == NO_ROOM && is_sent_where_selected(view.claim, volume) => {
             Act::Reschedule(status.message)
         }
         (None, _) if status.code != 0 => Act::Discard(status.message),
         _ => Act::Nothing,
     }
+}
+
+/// Whether a volume is on the node that the scheduler has chosen, and could as well be on another.
+fn is_sent_where_selected(claim: &Claim, volume: &LogicalVolume) -> bool {
+    selected(claim) == Some(&volume.spec.node_name) && volume.spec.source.is_empty()
 }
 
 fn new(view: &View<'_>) -> Result<Act, Act> {
@@ -437,6 +440,9 @@ mod tests {
         let refused = |code: i32| Status { code, message: "why".into(), ..Status::default() };
         assert_eq!(scene().with_volume(refused(8)).decide(), Act::Reschedule("why".into()));
         assert_eq!(scene().with_volume(refused(3)).decide(), Act::Discard("why".into()));
+        let mut elsewhere = scene().with_volume(refused(8));
+        elsewhere.claim["metadata"]["annotations"][SELECTED_NODE] = json!("n2");
+        assert_eq!(elsewhere.decide(), Act::Discard("why".into()));
         let mut anywhere = scene().with_volume(refused(8));
         anywhere.claim["metadata"]["annotations"].as_object_mut().unwrap().remove(SELECTED_NODE);
         assert_eq!(anywhere.decide(), Act::Discard("why".into()));
