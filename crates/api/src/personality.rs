@@ -63,6 +63,11 @@ impl Personality {
         format!("{}/node", self.driver())
     }
 
+    /// The annotation of a LogicalVolume that says when it was asked to grow.
+    pub fn resize_requested(self) -> String {
+        format!("{}/resize-requested-at", self.driver())
+    }
+
     /// The annotation of a LogicalVolume whose node has left: no node acts upon it any more.
     pub fn pending_deletion(self) -> String {
         format!("{}/pendingdeletion", self.driver())

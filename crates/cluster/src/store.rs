@@ -52,6 +52,8 @@ pub struct Store<K> {
     objects: Mutex<BTreeMap<Key, Arc<K>>>,
     listeners: Mutex<Vec<Listener<K>>>,
     complete: watch::Sender<bool>,
+    /// Counts changes.
+    changes: watch::Sender<u64>,
 }
 
 /// What makes an object ours. It may take from the object what nobody reads.
@@ -71,7 +73,12 @@ pub fn config() -> Config {
 
 impl<K> Default for Store<K> {
     fn default() -> Store<K> {
-        Store { objects: Mutex::default(), listeners: Mutex::default(), complete: watch::Sender::new(false) }
+        Store {
+            objects: Mutex::default(),
+            listeners: Mutex::default(),
+            complete: watch::Sender::new(false),
+            changes: watch::Sender::new(0),
+        }
     }
 }
 
@@ -119,6 +126,18 @@ where
         let _ = self.complete.subscribe().wait_for(|complete| *complete).await;
     }
 
+    /// Waits until the objects show something.
+    pub async fn until<T>(&self, mut shown: impl FnMut(&Store<K>) -> Option<T>) -> T {
+        let mut changes = self.changes.subscribe();
+        loop {
+            if let Some(found) = shown(self) {
+                return found;
+            }
+            // The sender lives as long as this store.
+            let _ = changes.changed().await;
+        }
+    }
+
     /// Whether all objects that were there at first are known.
     pub fn is_complete(&self) -> bool {
         *self.complete.borrow()
@@ -154,6 +173,7 @@ where
         for listener in lock(&self.listeners).iter() {
             listener(before, now);
         }
+        self.changes.send_modify(|changes| *changes += 1);
     }
 
     /// Follows a watch for ever; `keep` says which objects are ours.

@@ -23,8 +23,8 @@ pub struct Controller<V> {
     pub volumes: Arc<V>,
     /// Shared with the Node service.
     pub locks: Arc<Locks>,
-    /// Where all these volumes are.
-    pub topology: (String, String),
+    /// The name of the only topology there is, whose values are nodes.
+    pub topology_key: String,
     /// The least size of a volume for a way of access.
     pub least: fn(&Access) -> u64,
 }
@@ -47,11 +47,6 @@ const CAPABILITIES: [Rpc; 10] = [
 const LONGEST_NAME: usize = 128;
 
 impl<V: Volumes> Controller<V> {
-    fn topology(&self) -> proto::Topology {
-        let (key, value) = self.topology.clone();
-        proto::Topology { segments: HashMap::from([(key, value)]) }
-    }
-
     fn volume(&self, volume: &Volume) -> proto::Volume {
         let content_source = volume.source.as_ref().map(|source| proto::VolumeContentSource {
             r#type: Some(match source {
@@ -66,21 +61,27 @@ impl<V: Volumes> Controller<V> {
             volume_id: volume.id.clone(),
             volume_context: HashMap::new(),
             content_source,
-            accessible_topology: vec![self.topology()],
+            accessible_topology: vec![proto::Topology {
+                segments: HashMap::from([(self.topology_key.clone(), volume.node.clone())]),
+            }],
         }
     }
 
-    /// Whether what is asked for can be here.
-    fn is_here(&self, requirement: Option<&proto::TopologyRequirement>) -> Result<(), Error> {
-        let Some(requirement) = requirement else { return Ok(()) };
-        let wanted =
-            if requirement.requisite.is_empty() { &requirement.preferred } else { &requirement.requisite };
-        let (key, value) = &self.topology;
-        if wanted.is_empty() || wanted.iter().any(|topology| topology.segments.get(key) == Some(value)) {
-            return Ok(());
+    /// The nodes that a volume may be on, the best first; none if any will do.
+    fn nodes(&self, requirement: Option<&proto::TopologyRequirement>) -> Result<Vec<String>, Error> {
+        let Some(requirement) = requirement else { return Ok(Vec::new()) };
+        let wanted = requirement.preferred.iter().chain(&requirement.requisite);
+        let mut nodes: Vec<String> = Vec::new();
+        for node in wanted.filter_map(|topology| topology.segments.get(&self.topology_key)) {
+            if !nodes.contains(node) {
+                nodes.push(node.clone());
+            }
         }
-        let problem = format!("none of them is {key}={value}, and volumes can be made only there");
-        Err(Error::invalid("accessibility_requirements", problem))
+        if nodes.is_empty() && !(requirement.preferred.is_empty() && requirement.requisite.is_empty()) {
+            let problem = format!("none of them says {}, and volumes are on nodes", self.topology_key);
+            return Err(Error::invalid("accessibility_requirements", problem));
+        }
+        Ok(nodes)
     }
 }
 
@@ -146,11 +147,11 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
         }
         let least = access.iter().map(self.least).max().unwrap_or_default();
         let size = Size::parse(request.capacity_range.as_ref(), least)?;
-        self.is_here(request.accessibility_requirements.as_ref())?;
+        let nodes = self.nodes(request.accessibility_requirements.as_ref())?;
         let source = source(request.volume_content_source.as_ref())?;
         let parameters = request.parameters.into_iter().collect();
         let held = self.locks.hold(&self.volumes.id(&name), deadline).await?;
-        let new = NewVolume { name, size, access, parameters, source };
+        let new = NewVolume { name, size, access, parameters, source, nodes };
         let volumes = Arc::clone(&self.volumes);
         let volume = held.to_the_end(async move { volumes.create(new, deadline).await }).await?;
         Ok(Response::new(proto::CreateVolumeResponse { volume: Some(self.volume(&volume)) }))
@@ -240,10 +241,9 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
             maximum_volume_size: Some(0),
             minimum_volume_size: None,
         };
-        let (key, value) = &self.topology;
-        if let Some(topology) = &request.accessible_topology
-            && topology.segments.get(key) != Some(value)
-        {
+        let node =
+            request.accessible_topology.as_ref().map(|topology| topology.segments.get(&self.topology_key));
+        if node == Some(None) {
             return Ok(Response::new(nothing));
         }
         // A way of access that is never granted has no capacity.
@@ -252,7 +252,10 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
         {
             return Ok(Response::new(nothing));
         }
-        let capacity = self.volumes.capacity(&request.parameters.into_iter().collect()).await?;
+        let capacity = self
+            .volumes
+            .capacity(&request.parameters.into_iter().collect(), node.flatten().map(String::as_str))
+            .await?;
         Ok(Response::new(proto::GetCapacityResponse {
             available_capacity: signed(capacity.available),
             maximum_volume_size: Some(signed(capacity.largest)),

@@ -62,9 +62,23 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-impl From<Error> for Status {
-    fn from(error: Error) -> Status {
-        let code = match error.kind {
+impl Kind {
+    const ALL: [Kind; 11] = [
+        Kind::Invalid,
+        Kind::NotFound,
+        Kind::AlreadyExists,
+        Kind::OutOfRange,
+        Kind::NoSpace,
+        Kind::Precondition,
+        Kind::Busy,
+        Kind::Unsupported,
+        Kind::Unavailable,
+        Kind::BadToken,
+        Kind::Internal,
+    ];
+
+    fn code(self) -> Code {
+        match self {
             Kind::Invalid => Code::InvalidArgument,
             Kind::NotFound => Code::NotFound,
             Kind::AlreadyExists => Code::AlreadyExists,
@@ -78,7 +92,34 @@ impl From<Error> for Status {
             Kind::Unsupported => Code::Unimplemented,
             Kind::Unavailable => Code::Unavailable,
             Kind::Internal => Code::Internal,
-        };
-        Status::new(code, error.message)
+        }
+    }
+
+    /// The number of its code.
+    pub fn number(self) -> i32 {
+        self.code().into()
+    }
+
+    /// The kind that has this number; a number that nobody has given means that something is wrong inside.
+    pub fn numbered(number: i32) -> Kind {
+        Kind::ALL.into_iter().find(|kind| kind.number() == number).unwrap_or(Kind::Internal)
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Status {
+        Status::new(error.kind.code(), error.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_is_found_by_its_number() {
+        assert_eq!(Kind::numbered(8), Kind::NoSpace);
+        assert_eq!(Kind::numbered(Kind::OutOfRange.number()), Kind::OutOfRange);
+        assert_eq!(Kind::numbered(15), Kind::Internal);
     }
 }

@@ -22,6 +22,7 @@ pub mod registration {
     tonic::include_proto!("pluginregistration");
 }
 pub mod request;
+pub mod sockets;
 pub mod volumes;
 
 pub use controller::Controller;

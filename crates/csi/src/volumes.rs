@@ -37,10 +37,11 @@ pub trait Volumes: Send + Sync + 'static {
         deadline: Instant,
     ) -> impl Future<Output = Result<u64, Error>> + Send;
 
-    /// What can still be had with these parameters.
+    /// What can still be had with these parameters, on a node or on any.
     fn capacity(
         &self,
         parameters: &BTreeMap<String, String>,
+        node: Option<&str>,
     ) -> impl Future<Output = Result<Capacity, Error>> + Send;
 
     /// Makes a snapshot, or finds the one that the same request has made.
@@ -89,6 +90,8 @@ pub struct NewVolume {
     pub parameters: BTreeMap<String, String>,
     /// What it is a copy of.
     pub source: Option<Source>,
+    /// The nodes that it may be on, the best first; any if there are none.
+    pub nodes: Vec<String>,
 }
 
 /// What a volume is a copy of.
@@ -109,6 +112,8 @@ pub struct Volume {
     pub size: u64,
     /// What it was made from.
     pub source: Option<Source>,
+    /// The node that has it.
+    pub node: String,
     /// How it is.
     pub condition: Condition,
 }

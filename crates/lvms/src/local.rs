@@ -27,6 +27,8 @@ const LEAST_BLOCK: Bytes = Bytes::mib(8);
 /// The volumes of this host.
 pub(crate) struct LocalVolumes {
     pub(crate) host: Arc<HostVolumes>,
+    /// The node that this host is.
+    pub(crate) node: String,
 }
 
 /// The least size of a volume for a way of access, as TopoLVM has it.
@@ -41,8 +43,9 @@ fn parameter<'a>(parameters: &'a BTreeMap<String, String>, keys: [&str; 2]) -> &
     keys.iter().find_map(|key| parameters.get(*key)).map(String::as_str).unwrap_or_default()
 }
 
-fn volume(engine: &Arc<Engine<Linux>>, found: &Found<'_>) -> Volume {
+fn volume(engine: &Arc<Engine<Linux>>, node: &str, found: &Found<'_>) -> Volume {
     Volume {
+        node: node.to_owned(),
         id: found.path.volume.to_string(),
         size: found.volume.size.0,
         source: source_of(&found.facts),
@@ -89,6 +92,10 @@ impl Volumes for LocalVolumes {
     }
 
     async fn create(&self, request: NewVolume, deadline: Instant) -> Result<Volume, Error> {
+        if !request.nodes.is_empty() && !request.nodes.contains(&self.node) {
+            let problem = format!("none of them is {}, and volumes can be made only there", self.node);
+            return Err(Error::invalid("accessibility_requirements", problem));
+        }
         let source = request.source.clone().map(|source| {
             let kind = match source {
                 Source::Snapshot(_) => "snapshot",
@@ -108,7 +115,7 @@ impl Volumes for LocalVolumes {
             name: request.name,
         };
         let made = self.host.make(new, Some(deadline)).await?;
-        Ok(volume(&self.host.engine, &found(&made)))
+        Ok(volume(&self.host.engine, &self.node, &found(&made)))
     }
 
     async fn delete(&self, id: &str, deadline: Instant) -> Result<(), Error> {
@@ -118,20 +125,27 @@ impl Volumes for LocalVolumes {
     async fn get(&self, id: &str) -> Result<Volume, Error> {
         let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
         let found = named(&desired, &inventory, "volume_id", id, false)?;
-        Ok(volume(&self.host.engine, &found))
+        Ok(volume(&self.host.engine, &self.node, &found))
     }
 
     async fn list(&self) -> Result<Vec<Volume>, Error> {
         let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
         let volumes = all(&desired, &inventory).filter(|found| !found.facts.snapshot);
-        Ok(volumes.map(|found| volume(&self.host.engine, &found)).collect())
+        Ok(volumes.map(|found| volume(&self.host.engine, &self.node, &found)).collect())
     }
 
     async fn grow(&self, id: &str, size: Size, deadline: Instant) -> Result<u64, Error> {
         Ok(self.host.enlarge(id, Bytes(size.required), Some(deadline)).await?.0)
     }
 
-    async fn capacity(&self, parameters: &BTreeMap<String, String>) -> Result<Capacity, Error> {
+    async fn capacity(
+        &self,
+        parameters: &BTreeMap<String, String>,
+        node: Option<&str>,
+    ) -> Result<Capacity, Error> {
+        if node.is_some_and(|node| node != self.node) {
+            return Ok(Capacity { available: 0, largest: 0, least: LEAST_BLOCK.0 });
+        }
         let desired = self.host.configuration.desired();
         let names = (parameter(parameters, DEVICE_CLASS), parameter(parameters, OPTION_CLASS));
         let (class, options) = class(&desired, names.0, names.1)?;

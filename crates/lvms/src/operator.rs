@@ -1,5 +1,6 @@
 //! `lvms operator`: what a cluster has once.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -19,6 +20,9 @@ pub(crate) struct Options {
     /// The pod that this is, whose Deployment owns what is published.
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
     pod: Option<String>,
+    /// Where the leader serves CSI's Controller service; nowhere if it is not given, since Kubernetes does not need it.
+    #[arg(long, value_name = "SOCKET")]
+    csi_socket: Option<PathBuf>,
     /// What becomes of the volumes of a node that leaves: keep them and their claims, or delete both as TopoLVM does.
     #[arg(long, value_name = "RULE", default_value = "keep")]
     node_finalize: NodeFinalize,
@@ -61,6 +65,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             departure: options.node_finalize.into(),
             stores: Arc::default(),
             metrics,
+            socket: options.csi_socket.clone(),
         };
         role.run(serving::told_to_end()).await;
         Ok(())

@@ -1,6 +1,7 @@
 //! `lvms single-node`: a cluster's part and its only node's, in one process. One watch serves both, and the host's lock
 //! stands for a lease.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -20,6 +21,9 @@ pub(crate) struct Options {
     /// The pod that this is, whose owner owns what is published.
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
     pod: Option<String>,
+    /// Where the leader serves CSI's Controller service; nowhere if it is not given, since Kubernetes does not need it.
+    #[arg(long, value_name = "SOCKET")]
+    csi_socket: Option<PathBuf>,
     /// What becomes of the volumes of a node that leaves: keep them and their claims, or delete both as TopoLVM does.
     #[arg(long, value_name = "RULE", default_value = "keep")]
     node_finalize: NodeFinalize,
@@ -40,6 +44,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             departure: options.node_finalize.into(),
             stores: Arc::clone(&stores),
             metrics: Arc::default(),
+            socket: options.csi_socket.clone(),
         };
         let registered = Arc::new(watch::Sender::new(false));
         let watched = Some(Arc::clone(&stores.volumes));

@@ -9,9 +9,8 @@ use lvms_csi::locks::Locks;
 use lvms_csi::proto::controller_server::ControllerServer;
 use lvms_csi::proto::identity_server::IdentityServer;
 use lvms_csi::proto::node_server::NodeServer;
-use lvms_csi::{Controller, Identity, Node};
+use lvms_csi::{Controller, Identity, Node, sockets};
 use lvms_node::metrics::Metrics;
-use lvms_node::sockets;
 use lvms_node::telemetry::Telemetry;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
@@ -71,9 +70,9 @@ async fn serve(options: &Options, socket: &Path, host: &Host) -> Result<()> {
     let identity =
         Identity { name: options.driver_name.clone(), version: env!("CARGO_PKG_VERSION").to_owned() };
     let controller = Controller {
-        volumes: Arc::new(LocalVolumes { host: Arc::clone(&host.volumes) }),
+        volumes: Arc::new(LocalVolumes { host: Arc::clone(&host.volumes), node: name.clone() }),
         locks: Arc::clone(&locks),
-        topology: topology.clone(),
+        topology_key: topology.0.clone(),
         least,
     };
     let node = Node { volumes: Arc::clone(&host.volumes), locks, id: name, topology };

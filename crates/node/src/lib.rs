@@ -4,7 +4,7 @@
 //! - [`host_volumes`]: the volumes of this host, whoever asks for them; [`known`]: which these are.
 //! - [`published`]: the same volumes, made visible on this node.
 //! - [`status`]: what goes wrong on the host, told to whoever asked.
-//! - [`sockets`], [`telemetry`], [`metrics`]: how they are served, and counted.
+//! - [`telemetry`], [`metrics`]: how calls are told, and counted.
 //!
 //! All of the above knows nothing of Kubernetes, and `lvms standalone` has no more. In a cluster there are also:
 //!
@@ -22,7 +22,6 @@ pub mod published;
 pub mod registration;
 pub mod report;
 pub mod role;
-pub mod sockets;
 pub mod status;
 pub mod telemetry;
 pub mod volumes;

@@ -11,13 +11,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use lvms_csi::registration::registration_server::{Registration, RegistrationServer};
 use lvms_csi::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use lvms_csi::sockets;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
-
-use crate::sockets;
 
 /// What the kubelet shall know.
 #[derive(Debug, Clone)]

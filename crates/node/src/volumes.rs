@@ -20,7 +20,7 @@ use lvms_csi::{Error, Kind};
 use lvms_host::plan::volume::is_half_made;
 use serde_json::{Value, json};
 
-use self::decide::{Act, Lv, Making, code, decide};
+use self::decide::{Act, Lv, Making, decide};
 use crate::host_volumes::{HostVolumes, New, Present};
 use crate::known::{find_any, unknown};
 
@@ -227,7 +227,7 @@ impl Volumes {
             return Outcome::Failed;
         }
         let before = object.status.clone().unwrap_or_default();
-        let status = Status { code: code(error.kind), message: error.message, ..before.clone() };
+        let status = Status { code: error.kind.number(), message: error.message, ..before.clone() };
         if status != before
             && let Err(error) = self.tell(object, &status).await
             && !is_not_found(&error)

@@ -10,6 +10,7 @@
 //! - [`snapshot`]: a VolumeSnapshotContent becomes a LogicalVolume.
 //! - [`capacity`]: what nodes tell becomes what the scheduler reads.
 //! - [`leftovers`]: what predecessors have left on claims, and nodes that leave.
+//! - [`volumes`]: the same for clients of CSI.
 //! - [`metrics`]: what each has to do, for Prometheus.
 //! - [`role`]: all of it together, as `lvms operator` runs it.
 //!
@@ -28,6 +29,7 @@ pub mod resize;
 pub mod role;
 pub mod snapshot;
 pub mod stores;
+pub mod volumes;
 
 use std::sync::Arc;
 

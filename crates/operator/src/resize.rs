@@ -215,10 +215,9 @@ impl Resize {
 
     /// Asks the node of a LogicalVolume for a size.
     async fn ask(&self, volume: &LogicalVolume, size: u64) -> Result<(), kube::Error> {
-        let requested = format!("{}/resize-requested-at", self.context.personality.driver());
-        let now = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M:%S.%f +0000 UTC").to_string();
+        let requested = self.context.personality.resize_requested();
         let change = json!({
-            "metadata": { "annotations": { requested: now } },
+            "metadata": { "annotations": { requested: resize_time() } },
             "spec": { "size": Quantity::of(size) },
         });
         let changed = write::change(&self.context.logical_volumes(), volume, change).await?;
@@ -276,6 +275,11 @@ impl Resize {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The time as TopoLVM writes it when it asks for more; it only has to differ from the one before.
+pub fn resize_time() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M:%S.%f +0000 UTC").to_string()
 }
 
 /// A change of a claim's status: these conditions instead of all that are about growth, and how far it is.

@@ -1,5 +1,6 @@
 //! `lvms operator`: the cluster's part, all of it, while it leads.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +13,13 @@ use lvms_api::Personality;
 use lvms_cluster::lease::{Candidate, Timing};
 use lvms_cluster::store::chain;
 use lvms_cluster::{Connection, Events};
+use lvms_csi::proto::controller_server::ControllerServer;
+use lvms_csi::proto::identity_server::IdentityServer;
+use lvms_csi::{Controller, Identity, sockets};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
 
 use crate::Context;
 use crate::capacity::Capacity;
@@ -27,6 +33,7 @@ use crate::release::Release;
 use crate::resize::Resize;
 use crate::snapshot::Snapshots;
 use crate::stores::Stores;
+use crate::volumes::{ClusterVolumes, least};
 
 /// The cluster's part.
 #[derive(Clone)]
@@ -45,6 +52,8 @@ pub struct Role {
     pub stores: Arc<Stores>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// A socket on which the leader serves CSI's Controller service, if somebody needs it.
+    pub socket: Option<PathBuf>,
 }
 
 /// The lease of the leader.
@@ -114,6 +123,10 @@ impl Role {
             nodes = stores.lvm_nodes.all().len(),
             "all objects are known: the work begins"
         );
+        if let Some(socket) = &self.socket {
+            let volumes = ClusterVolumes { context: Arc::clone(&context), release: Arc::clone(&release) };
+            tasks.spawn(serve(socket.clone(), self.personality, volumes));
+        }
         tasks.spawn(provision.run());
         tasks.spawn(release.run());
         tasks.spawn(reclaim.run());
@@ -141,6 +154,31 @@ impl Role {
             }
         }
     }
+}
+
+/// Serves CSI's Identity and Controller services.
+async fn serve(socket: PathBuf, personality: Personality, volumes: ClusterVolumes) {
+    let listener = match sockets::bind(&socket) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::error!("--csi-socket: {error:#}");
+            return std::future::pending().await;
+        }
+    };
+    let controller = Controller {
+        volumes: Arc::new(volumes),
+        locks: Arc::default(),
+        topology_key: personality.topology_key(),
+        least,
+    };
+    let identity =
+        Identity { name: personality.driver().to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
+    let served = Server::builder()
+        .add_service(IdentityServer::new(identity))
+        .add_service(ControllerServer::new(controller))
+        .serve_with_incoming(UnixListenerStream::new(listener))
+        .await;
+    tracing::error!(?served, "the Controller service has ended");
 }
 
 async fn owner_of(client: &Client, namespace: &str, pod: &str) -> Result<Option<Value>, kube::Error> {

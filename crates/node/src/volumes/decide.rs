@@ -3,7 +3,7 @@
 use lvms_api::logical_volume::{READ_ONLY, READ_WRITE, Status};
 use lvms_api::names::{ORPHANED, UNUSED};
 use lvms_api::{LogicalVolume, Personality, Quantity};
-use lvms_csi::{Error, Kind};
+use lvms_csi::Error;
 use lvms_host::units::Bytes;
 
 /// The LV of a LogicalVolume, as far as is known.
@@ -167,11 +167,6 @@ pub(super) fn well(id: &str, size: Bytes) -> Status {
     }
 }
 
-/// The code by which a LogicalVolume says what kind of failure it was.
-pub(super) fn code(kind: Kind) -> i32 {
-    tonic::Status::from(Error::new(kind, "")).code().into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -321,12 +316,5 @@ mod tests {
         object.spec.size = Quantity::from("-1Gi");
         let Act::Refuse(error) = decide(&object, P, &Lv::Absent) else { panic!() };
         assert!(error.message.starts_with("spec.size:"), "{}", error.message);
-    }
-
-    #[test]
-    fn failures_have_the_codes_of_grpc() {
-        assert_eq!(code(Kind::NoSpace), 8);
-        assert_eq!(code(Kind::OutOfRange), 11);
-        assert_eq!(code(Kind::Invalid), 3);
     }
 }

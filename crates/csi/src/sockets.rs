@@ -5,28 +5,29 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
 use tokio::net::UnixListener;
 
 /// Listens at a path, in the place of whoever listened there before.
-pub fn bind(path: &Path) -> Result<UnixListener> {
-    let directory = path.parent().with_context(|| format!("{} is no path of a socket", path.display()))?;
-    fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
-    match fs::symlink_metadata(path) {
-        Ok(metadata) if !metadata.file_type().is_socket() => {
-            bail!("{} is there and is no socket", path.display());
-        }
-        Ok(_) | Err(_) => {}
+pub fn bind(path: &Path) -> io::Result<UnixListener> {
+    listen(path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.file_type().is_socket()) {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "is there and is no socket"));
     }
     // It appears at its place at once, with its rights: whoever watches the directory sees a socket that is served.
     let hidden = hidden(path);
     remove(&hidden)?;
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    let bound = UnixListener::bind(&hidden).with_context(|| path.display().to_string());
+    let bound = UnixListener::bind(&hidden);
     rustix::process::umask(before);
     let bound = bound?;
     fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600))?;
-    fs::rename(&hidden, path).with_context(|| path.display().to_string())?;
+    fs::rename(&hidden, path)?;
     Ok(bound)
 }
 

@@ -1,0 +1,304 @@
+//! The trait Volumes for the volumes of a cluster: each call writes a LogicalVolume and waits until its node has done
+//! what it says. Claims need none of this; it is for clients of CSI, csi-sanity among them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use lvms_api::logical_volume::{READ_ONLY, READ_WRITE, Spec};
+use lvms_api::names::VOLUME_MODE;
+use lvms_api::{LogicalVolume, Quantity};
+use lvms_cluster::store::chain;
+use lvms_cluster::write::{self, Created, is_conflict};
+use lvms_csi::request::{How, Size};
+use lvms_csi::volumes::{Capacity, Condition, NewVolume, Snapshot, Source, Volume, Volumes};
+use lvms_csi::{Error, Kind};
+use serde_json::{Value, json};
+
+use crate::Context;
+use crate::provision::Parameters;
+use crate::release::Release;
+use crate::resize::resize_time;
+
+/// The volumes of a cluster.
+pub struct ClusterVolumes {
+    /// The cluster.
+    pub context: Arc<Context>,
+    /// What may go.
+    pub release: Arc<Release>,
+}
+
+/// The least size of a volume for a way of access, as TopoLVM has it.
+pub fn least(access: &lvms_csi::request::Access) -> u64 {
+    let (filesystem, block) = match &access.how {
+        How::Block => (String::new(), true),
+        How::Filesystem { kind, .. } => (kind.clone(), false),
+    };
+    Parameters { filesystem, ..Parameters::default() }.size(1, block).unwrap_or_default()
+}
+
+fn failed(error: &kube::Error) -> Error {
+    Error::new(Kind::Unavailable, chain(error))
+}
+
+fn too_late(name: &str) -> Error {
+    Error::new(Kind::Busy, format!("{name}: its node has not done it yet"))
+}
+
+impl ClusterVolumes {
+    fn by_id(&self, field: &str, id: &str, is_snapshot: bool) -> Result<Arc<LogicalVolume>, Error> {
+        let found = self.context.stores.by_handle(id).filter(|volume| volume.is_snapshot() == is_snapshot);
+        found.ok_or_else(|| Error::new(Kind::NotFound, format!("{field}: there is no {id:?}")))
+    }
+
+    fn parameters(&self, parameters: &BTreeMap<String, String>) -> Result<Parameters, Error> {
+        Parameters::read(parameters, self.context.personality)
+            .map_err(|problem| Error::new(Kind::Invalid, problem))
+    }
+
+    /// Makes a LogicalVolume, or finds the one that was made for the same request, and waits for its node.
+    async fn make(&self, wished: LogicalVolume, deadline: Instant) -> Result<Arc<LogicalVolume>, Error> {
+        let volumes = &self.context.stores.volumes;
+        let name = wished.name().to_owned();
+        let same = |present: &LogicalVolume| {
+            let (one, other) = (&present.spec, &wished.spec);
+            one.source == other.source && one.access_type == other.access_type && one.size == other.size
+        };
+        let present = match volumes.named(&name) {
+            Some(present) => present,
+            None => {
+                let created = write::create(&self.context.logical_volumes(), &json!(wished)).await;
+                match created.map_err(|error| failed(&error))? {
+                    Created::Now(created) => volumes.answered(created),
+                    Created::AlreadyThere => {}
+                }
+                let there = volumes.until(|volumes| volumes.named(&name));
+                tokio::time::timeout_at(deadline.into(), there).await.map_err(|_| too_late(&name))?
+            }
+        };
+        if !same(&present) {
+            let message = format!("something else with the name {name:?} is there already");
+            return Err(Error::new(Kind::AlreadyExists, message));
+        }
+        let made = volumes.until(|volumes| match volumes.named(&name) {
+            None => Some(Err(Error::new(Kind::Busy, format!("{name} was taken away meanwhile")))),
+            Some(volume) => {
+                let status = volume.status.clone().unwrap_or_default();
+                let done = volume.volume_id().is_some() && status.current_size.is_some();
+                if status.code != 0 {
+                    return Some(Err(Error::new(Kind::numbered(status.code), status.message)));
+                }
+                done.then_some(Ok(volume))
+            }
+        });
+        let made = tokio::time::timeout_at(deadline.into(), made).await.map_err(|_| too_late(&name))?;
+        if made.as_ref().is_err_and(|error| error.kind != Kind::Busy) {
+            // What was refused is taken away, so that the same request can be tried again.
+            let delete = write::delete(&self.context.logical_volumes(), &name, present.uid()).await;
+            delete.map_err(|error| failed(&error))?;
+        }
+        made
+    }
+
+    async fn remove(&self, id: &str, deadline: Instant) -> Result<(), Error> {
+        // Its name is as unknown as its absence: the store is complete, and is told of all that we make.
+        let Some(volume) = self.context.stores.by_handle(id) else { return Ok(()) };
+        if !volume.is_deleted() {
+            let released = self.release.release(&volume).await;
+            match released {
+                Ok(None) => {}
+                Ok(Some(kept)) => return Err(Error::new(Kind::Precondition, kept.to_string())),
+                Err(error) if is_conflict(&error) => return Err(too_late(volume.name())),
+                Err(error) => return Err(failed(&error)),
+            }
+            let deleted = write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await;
+            deleted.map_err(|error| failed(&error))?;
+        }
+        let gone =
+            self.context.stores.volumes.until(|_| self.context.stores.by_handle(id).is_none().then_some(()));
+        tokio::time::timeout_at(deadline.into(), gone).await.map_err(|_| too_late(volume.name()))
+    }
+
+    fn volume(&self, volume: &LogicalVolume) -> Volume {
+        let status = volume.status.clone().unwrap_or_default();
+        let source = self.context.stores.volumes.named(&volume.spec.source).and_then(|source| {
+            let id = source.volume_id()?.to_owned();
+            Some(if source.is_snapshot() { Source::Snapshot(id) } else { Source::Volume(id) })
+        });
+        Volume {
+            id: status.volume_id.clone(),
+            size: size(volume),
+            source,
+            node: volume.spec.node_name.clone(),
+            condition: Condition { abnormal: status.code != 0, message: status.message },
+        }
+    }
+
+    fn snapshot_of(&self, volume: &LogicalVolume) -> Snapshot {
+        let source = self.context.stores.volumes.named(&volume.spec.source);
+        let created = volume.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
+        Snapshot {
+            id: volume.volume_id().unwrap_or_default().to_owned(),
+            source: source.and_then(|source| Some(source.volume_id()?.to_owned())).unwrap_or_default(),
+            size: size(volume),
+            created,
+            ready: volume.status.as_ref().is_some_and(|status| status.code == 0),
+        }
+    }
+
+    /// The node for a volume that is a copy of nothing: the best that is named, or the one with the most room.
+    fn place(&self, request: &NewVolume, parameters: &Parameters) -> Result<String, Error> {
+        if let Some(node) = request.nodes.first() {
+            return Ok(node.clone());
+        }
+        let room = |told: &Arc<lvms_api::LvmNode>| {
+            Some((
+                told.available(&parameters.device_class, &parameters.option_class)?,
+                told.name().to_owned(),
+            ))
+        };
+        let rooms: Vec<(u64, String)> = self.context.stores.lvm_nodes.all().iter().filter_map(room).collect();
+        let most = rooms.into_iter().max().ok_or_else(|| {
+            let problem = format!("no node offers device class {:?}", parameters.device_class);
+            Error::new(Kind::Invalid, problem)
+        })?;
+        if most.0 < request.size.required {
+            let message = format!("no node has room: the most that can be had is {}", most.0);
+            return Err(Error::new(Kind::NoSpace, message));
+        }
+        Ok(most.1)
+    }
+}
+
+fn size(volume: &LogicalVolume) -> u64 {
+    let size = volume.status.as_ref().and_then(|status| status.current_size.as_ref()?.bytes().ok());
+    size.unwrap_or_default()
+}
+
+impl Volumes for ClusterVolumes {
+    fn id(&self, name: &str) -> String {
+        name.to_lowercase()
+    }
+
+    async fn create(&self, request: NewVolume, deadline: Instant) -> Result<Volume, Error> {
+        let parameters = self.parameters(&request.parameters)?;
+        let mut spec = Spec {
+            name: request.name.to_lowercase(),
+            size: Quantity::of(request.size.required),
+            device_class: parameters.device_class.clone(),
+            lvcreate_option_class: parameters.option_class.clone(),
+            ..Spec::default()
+        };
+        match &request.source {
+            None => spec.node_name = self.place(&request, &parameters)?,
+            Some(source) => {
+                let origin = match source {
+                    Source::Snapshot(id) => {
+                        self.by_id("volume_content_source.snapshot.snapshot_id", id, true)?
+                    }
+                    Source::Volume(id) => self.by_id("volume_content_source.volume.volume_id", id, false)?,
+                };
+                if size(&origin) > request.size.required {
+                    let problem = format!("the source has {} bytes: ask for at least as many", size(&origin));
+                    return Err(Error::new(Kind::OutOfRange, format!("capacity_range: {problem}")));
+                }
+                if !request.nodes.is_empty() && !request.nodes.contains(&origin.spec.node_name) {
+                    let problem = format!("the source is on node {}", origin.spec.node_name);
+                    return Err(Error::invalid("accessibility_requirements", problem));
+                }
+                spec.node_name.clone_from(&origin.spec.node_name);
+                spec.source = origin.name().to_owned();
+                spec.access_type = READ_WRITE.to_owned();
+            }
+        }
+        let mut wished = LogicalVolume::new(self.context.personality, spec);
+        let block = request.access.iter().any(|access| access.how == How::Block);
+        let mode = if block { "Block" } else { "Filesystem" };
+        wished.metadata.annotations = Some([(VOLUME_MODE.to_owned(), mode.to_owned())].into());
+        let made = self.make(wished, deadline).await?;
+        Ok(Volume { source: request.source, ..self.volume(&made) })
+    }
+
+    async fn delete(&self, id: &str, deadline: Instant) -> Result<(), Error> {
+        self.remove(id, deadline).await
+    }
+
+    async fn get(&self, id: &str) -> Result<Volume, Error> {
+        Ok(self.volume(self.by_id("volume_id", id, false)?.as_ref()))
+    }
+
+    async fn list(&self) -> Result<Vec<Volume>, Error> {
+        let all = self.context.stores.volumes.filter(|one| one.volume_id().is_some() && !one.is_snapshot());
+        Ok(all.iter().map(|volume| self.volume(volume)).collect())
+    }
+
+    async fn grow(&self, id: &str, wanted: Size, deadline: Instant) -> Result<u64, Error> {
+        let volume = self.by_id("volume_id", id, false)?;
+        if size(&volume) >= wanted.required {
+            return Ok(size(&volume));
+        }
+        let mut change: Value = json!({ "spec": { "size": Quantity::of(wanted.required) } });
+        let requested = self.context.personality.resize_requested();
+        change["metadata"]["annotations"] = json!({ requested: resize_time() });
+        let changed = write::change(&self.context.logical_volumes(), volume.as_ref(), change).await;
+        let changed =
+            changed.map_err(|error| if is_conflict(&error) { too_late(id) } else { failed(&error) })?;
+        let asked = changed.metadata.resource_version.clone();
+        self.context.stores.volumes.answered(changed);
+        let grown = self.context.stores.volumes.until(|_| {
+            let Some(volume) = self.context.stores.by_handle(id) else {
+                return Some(Err(Error::new(
+                    Kind::NotFound,
+                    format!("volume_id: there is no {id:?} any more"),
+                )));
+            };
+            if size(&volume) >= wanted.required {
+                return Some(Ok(size(&volume)));
+            }
+            let status = volume.status.clone().unwrap_or_default();
+            let stale = volume.metadata.resource_version == asked;
+            (status.code != 0 && !stale).then(|| Err(Error::new(Kind::numbered(status.code), status.message)))
+        });
+        tokio::time::timeout_at(deadline.into(), grown).await.map_err(|_| too_late(id))?
+    }
+
+    async fn capacity(
+        &self,
+        parameters: &BTreeMap<String, String>,
+        node: Option<&str>,
+    ) -> Result<Capacity, Error> {
+        let parameters = self.parameters(parameters)?;
+        let nodes = self.context.stores.lvm_nodes.filter(|told| node.is_none_or(|node| told.name() == node));
+        let rooms = nodes
+            .iter()
+            .filter_map(|told| told.available(&parameters.device_class, &parameters.option_class));
+        let rooms: Vec<u64> = rooms.collect();
+        let largest = rooms.iter().copied().max().unwrap_or_default();
+        let least = Parameters::default().size(1, true).unwrap_or_default();
+        Ok(Capacity { available: rooms.iter().sum(), largest, least })
+    }
+
+    async fn snapshot(&self, name: &str, source: &str, deadline: Instant) -> Result<Snapshot, Error> {
+        let origin = self.by_id("source_volume_id", source, false)?;
+        let spec = Spec {
+            name: name.to_lowercase(),
+            node_name: origin.spec.node_name.clone(),
+            size: Quantity::of(size(&origin)),
+            device_class: origin.spec.device_class.clone(),
+            source: origin.name().to_owned(),
+            access_type: READ_ONLY.to_owned(),
+            ..Spec::default()
+        };
+        let made = self.make(LogicalVolume::new(self.context.personality, spec), deadline).await?;
+        Ok(self.snapshot_of(&made))
+    }
+
+    async fn delete_snapshot(&self, id: &str, deadline: Instant) -> Result<(), Error> {
+        self.remove(id, deadline).await
+    }
+
+    async fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
+        let all = self.context.stores.volumes.filter(|one| one.volume_id().is_some() && one.is_snapshot());
+        Ok(all.iter().map(|volume| self.snapshot_of(volume)).collect())
+    }
+}
