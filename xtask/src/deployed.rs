@@ -61,8 +61,23 @@ pub(crate) fn node_files(run: &Path) -> Result<Vec<NodeFile>> {
     Ok(vec![(format!("images/{IMAGES}"), path)])
 }
 
+/// How it is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// A pod per node, and two for the cluster, of which one leads.
+    Roles,
+    /// One pod for a cluster with one node, which also serves CSI's Controller service.
+    SingleNode,
+}
+
+/// Where the Controller service is, if there is one.
+pub(crate) const CONTROLLER_SOCKET: &str = "/var/lib/kubelet/plugins/topolvm.io/controller.sock";
+
+/// Where the Node service is.
+pub(crate) const NODE_SOCKET: &str = "/var/lib/kubelet/plugins/topolvm.io/node/csi-topolvm.sock";
+
 /// Makes volume groups on all nodes, and runs lvms on them.
-pub(crate) fn install(cluster: &Cluster) -> Result<()> {
+pub(crate) fn install(cluster: &Cluster, shape: Shape) -> Result<()> {
     let step = progress::step("installing lvms");
     std::thread::scope(|scope| {
         let nodes: Vec<_> = cluster
@@ -83,8 +98,14 @@ pub(crate) fn install(cluster: &Cluster) -> Result<()> {
     for name in ["logicalvolumes.topolvm.io", "lvmnodes.lvm.topolvm.io"] {
         cluster.kubectl(["wait", "--for=condition=Established", "--timeout=120s", "crd", name])?;
     }
-    for manifest in ["base", "admission", "node", "operator"] {
-        cluster.apply(&manifest_of(manifest)?)?;
+    let parts: &[&str] = match shape {
+        Shape::Roles => &["node", "operator"],
+        Shape::SingleNode => &["single-node"],
+    };
+    for manifest in ["base", "admission", "operator-access"].iter().chain(parts) {
+        let text = manifest_of(manifest)?;
+        let socket = format!("args: [single-node, --csi-socket={CONTROLLER_SOCKET}]");
+        cluster.apply(&text.replace("args: [single-node]", &socket))?;
     }
     step.note("nodes");
     for node in cluster.nodes() {
@@ -92,9 +113,10 @@ pub(crate) fn install(cluster: &Cluster) -> Result<()> {
     }
     cluster.apply(CLASSES)?;
     step.note("operator");
-    cluster.wait_for("the operator to be ready", || {
-        let deployment = cluster.get(["--namespace", NAMESPACE, "deployment", "lvms-operator"])?;
-        Ok(deployment["status"]["readyReplicas"] == deployment["spec"]["replicas"])
+    cluster.wait_for("all of its pods to be ready", || {
+        let deployments = cluster.get(["--namespace", NAMESPACE, "deployments"])?;
+        let mut all = deployments["items"].as_array().context("no list of deployments")?.iter();
+        Ok(all.all(|deployment| deployment["status"]["readyReplicas"] == deployment["spec"]["replicas"]))
     })?;
     cluster.wait_for("the capacity of all nodes to be published", || {
         let published = cluster.get(["--namespace", NAMESPACE, "csistoragecapacities"])?;

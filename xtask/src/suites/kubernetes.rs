@@ -1,9 +1,10 @@
-//! lvms in a Kubernetes with three nodes.
+//! lvms in a Kubernetes with three nodes, and as one process in one with a single node.
 //!
 //! Tests whose names begin with a number are TopoLVM's own end-to-end tests, in their order.
 
 mod protection;
 mod scenarios;
+mod single;
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use super::{Choice, Results, Suite};
 use crate::cache::Cache;
 use crate::cluster::programs::Programs;
 use crate::cluster::{Cluster, Options};
-use crate::deployed::{self, NAMESPACE};
+use crate::deployed::{self, NAMESPACE, Shape};
 use crate::lab::Lab;
 use crate::peers;
 
@@ -33,7 +34,7 @@ const CASES: &[Case] = &[
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    all().iter().map(|(name, _)| (*name).to_owned()).collect()
+    all().iter().chain(single::CASES).map(|(name, _)| (*name).to_owned()).collect()
 }
 
 fn all() -> Vec<Case> {
@@ -51,13 +52,18 @@ pub(crate) fn run(
     results: &mut Results,
 ) -> Result<()> {
     let images = [deployed::IMAGES, peers::IMAGES[0]].map(str::to_owned).to_vec();
-    let options = Options { images, ..Options::nodes(3) };
     let cases = all();
-    let suite = InOneCluster { suite: Suite::Kubernetes, part: "kubernetes", options, cases: &cases };
-    suite.run(lab, programs, choice, results, |cluster| {
-        peers::snapshots::install(cache, cluster)?;
-        deployed::install(cluster).inspect_err(|_| deployed::collect_logs(cluster, "install"))
-    })
+    for (part, nodes, shape, cases) in
+        [("roles", 3, Shape::Roles, cases.as_slice()), ("single-node", 1, Shape::SingleNode, single::CASES)]
+    {
+        let options = Options { images: images.clone(), ..Options::nodes(nodes) };
+        let suite = InOneCluster { suite: Suite::Kubernetes, part, options, cases };
+        suite.run(lab, programs, choice, results, |cluster| {
+            peers::snapshots::install(cache, cluster)?;
+            deployed::install(cluster, shape).inspect_err(|_| deployed::collect_logs(cluster, "install"))
+        })?;
+    }
+    Ok(())
 }
 
 fn a_node_tells_what_it_has(cluster: &Cluster) -> Result<()> {

@@ -69,7 +69,7 @@ pub(crate) fn run(lab: &Arc<Lab>, choice: &Choice, results: &mut Results) -> Res
                     Some(guest) => guest,
                     None => guest.insert(start(lab, place)?),
                 };
-                sanity(guest, class, access)
+                sanity(guest, &STANDALONE, class, access)
             });
         }
         if let Some(guest) = guest {
@@ -101,17 +101,30 @@ fn start(lab: &Arc<Lab>, place: &Place) -> Result<Arc<Guest>> {
     Ok(guest)
 }
 
-fn sanity(guest: &Guest, class: &str, access: &str) -> Result<()> {
+/// A driver that csi-sanity is run against.
+pub(super) struct Target {
+    /// Where csi-sanity is in the guest.
+    pub(super) program: &'static str,
+    /// Where the driver serves.
+    pub(super) socket: &'static str,
+    /// Where its Controller service is, if it is elsewhere.
+    pub(super) controller: Option<&'static str>,
+}
+
+const STANDALONE: Target = Target { program: "/lab/csi-sanity", socket: driver::SOCKET, controller: None };
+
+/// Runs csi-sanity on volumes of a class; nothing may fail, be skipped without being listed, or be left.
+pub(super) fn sanity(guest: &Guest, target: &Target, class: &str, access: &str) -> Result<()> {
     let directory = format!("/run/sanity-{class}-{access}");
     guest.script(&format!("rm -rf {directory}; mkdir {directory}")).run()?;
     let parameters = format!("{directory}/parameters.yaml");
     guest.put(&parameters, 0o644, format!("topolvm.io/device-class: {class}\n"))?;
     let before = free(guest)?;
-    let words = [
-        "/lab/csi-sanity".to_owned(),
+    let mut words = vec![
+        target.program.to_owned(),
         "--ginkgo.no-color".into(),
         format!("--ginkgo.json-report={directory}/report.json"),
-        format!("--csi.endpoint={}", driver::SOCKET),
+        format!("--csi.endpoint={}", target.socket),
         format!("--csi.mountdir={directory}/mounts"),
         format!("--csi.stagingdir={directory}/staging"),
         format!("--csi.testvolumeparameters={parameters}"),
@@ -119,6 +132,7 @@ fn sanity(guest: &Guest, class: &str, access: &str) -> Result<()> {
         "--csi.testvolumesize=67108864".into(),
         "--csi.testvolumeexpandsize=134217728".into(),
     ];
+    words.extend(target.controller.map(|socket| format!("--csi.controllerendpoint={socket}")));
     let ran = guest.command(words).limit(LIMIT).output()?;
     let said = format!("{}\n{}", ran.text(), ran.complaint());
     fs::write(format!("csi-sanity-lvms-{class}-{access}.log"), &said)?;
