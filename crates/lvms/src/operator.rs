@@ -56,7 +56,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let metrics: Arc<Metrics> = Arc::default();
         serving::health(options.health_probe_bind_address, || true, String::new).await?;
         let counted = Arc::clone(&metrics);
-        serving::health(options.metrics_bind_address, || true, move || counted.text()).await?;
+        serving::health(options.metrics_bind_address, || true, move || counted.text() + "# EOF\n").await?;
         let role = Role {
             personality: options.cluster.personality(),
             namespace: options.cluster.namespace(&connection),

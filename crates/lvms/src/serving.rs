@@ -2,14 +2,11 @@
 
 use std::net::SocketAddr;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
-use lvms_node::host_volumes::HostVolumes;
-use lvms_node::metrics::Metrics;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -35,16 +32,6 @@ impl FromStr for Address {
 /// One thread serves, others block: a host with many processors must not cost many threads.
 pub(crate) fn runtime() -> Result<Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().max_blocking_threads(64).enable_all().build()?)
-}
-
-/// Serves the figures of a host, and whether we are ready, at an address.
-pub(crate) async fn figures(
-    address: Address,
-    metrics: Arc<Metrics>,
-    volumes: Arc<HostVolumes>,
-    ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
-) -> Result<()> {
-    health(address, ready, move || metrics.text(&volumes.engine, &volumes.configuration)).await
 }
 
 /// Serves figures, and whether we are ready, at an address.

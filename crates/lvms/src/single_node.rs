@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
+use lvms_operator::metrics::Metrics;
 use lvms_operator::role::Role;
 use lvms_operator::stores::Stores;
 use tokio::sync::watch;
@@ -35,7 +36,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     serving::runtime()?.block_on(async {
         let cluster = &options.node.cluster;
         let connection = cluster.connect().await?;
-        let stores: Arc<Stores> = Arc::default();
+        let (stores, metrics): (Arc<Stores>, Arc<Metrics>) = Default::default();
         let leader = Role {
             personality: cluster.personality(),
             namespace: cluster.namespace(&connection),
@@ -43,12 +44,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             pod: options.pod.clone(),
             departure: options.node_finalize.into(),
             stores: Arc::clone(&stores),
-            metrics: Arc::default(),
+            metrics: Arc::clone(&metrics),
             socket: options.csi_socket.clone(),
         };
         let registered = Arc::new(watch::Sender::new(false));
         let watched = Some(Arc::clone(&stores.volumes));
-        let node = options.node.role(&host, connection, watched, &registered).await?;
+        let node = options.node.role(&host, connection, watched, &registered, move || metrics.text()).await?;
         let leading = tokio::spawn(leader.lead());
         let served = node.run(registered, serving::told_to_end()).await;
         leading.abort();

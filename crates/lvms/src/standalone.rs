@@ -61,8 +61,9 @@ async fn serve(options: &Options, socket: &Path, host: &Host) -> Result<()> {
         .clone()
         .unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
     let metrics = Arc::new(Metrics::new(&name));
-    let volumes = Arc::clone(&host.volumes);
-    serving::figures(options.metrics_bind_address, Arc::clone(&metrics), volumes, || true).await?;
+    let (volumes, counted) = (Arc::clone(&host.volumes), Arc::clone(&metrics));
+    let figures = move || counted.text(&volumes.engine, &volumes.configuration);
+    serving::health(options.metrics_bind_address, || true, figures).await?;
     tokio::spawn(Host::keep_shielded(Arc::clone(&host.volumes)));
     let listener = sockets::bind(socket).context("--endpoint")?;
     let locks = Arc::new(Locks::default());

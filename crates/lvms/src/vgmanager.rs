@@ -41,11 +41,13 @@ impl Options {
         connection: Connection,
         watched: Option<Arc<Store<LogicalVolume>>>,
         registered: &Arc<watch::Sender<bool>>,
+        more_figures: impl Fn() -> String + Clone + Send + Sync + 'static,
     ) -> Result<Role> {
         let metrics = Arc::new(Metrics::new(&self.nodename));
-        let (ready, volumes) = (Arc::clone(registered), Arc::clone(&host.volumes));
-        serving::figures(self.metrics_bind_address, Arc::clone(&metrics), volumes, move || *ready.borrow())
-            .await?;
+        let (ready, volumes, counted) =
+            (Arc::clone(registered), Arc::clone(&host.volumes), Arc::clone(&metrics));
+        let figures = move || more_figures() + &counted.text(&volumes.engine, &volumes.configuration);
+        serving::health(self.metrics_bind_address, move || *ready.borrow(), figures).await?;
         tokio::spawn(Host::keep_shielded(Arc::clone(&host.volumes)));
         Ok(Role {
             personality: self.cluster.personality(),
@@ -67,7 +69,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     serving::runtime()?.block_on(async {
         let connection = options.cluster.connect().await?;
         let registered = Arc::new(watch::Sender::new(false));
-        let role = options.role(&host, connection, None, &registered).await?;
+        let role = options.role(&host, connection, None, &registered, String::new).await?;
         role.run(registered, serving::told_to_end()).await?;
         tracing::info!("ends: what was begun is finished");
         Ok(())
