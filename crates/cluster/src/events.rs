@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Event;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::slim::Event;
 use crate::store::chain;
 use crate::write::{self, is_not_found};
 

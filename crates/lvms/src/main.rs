@@ -20,6 +20,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use lvms_api::Personality;
+use tracing::Level;
 
 /// Storage from Linux LVM.
 #[derive(Parser)]
@@ -96,15 +97,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// Log lines go to standard error; `LVMS_LOG` chooses, in the words of tracing's filters.
+/// Log lines go to standard error; `LVMS_LOG` chooses, as in `info,lvms_host=debug`.
 fn log(form: LogForm) {
-    use tracing_subscriber::EnvFilter;
-    let filter =
-        EnvFilter::try_from_env("LVMS_LOG").unwrap_or_else(|_| EnvFilter::new("info,kube_client=error"));
-    let lines =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    use tracing_subscriber::filter::Targets;
+    use tracing_subscriber::prelude::*;
+    let chosen = std::env::var("LVMS_LOG").ok().and_then(|chosen| chosen.parse::<Targets>().ok());
+    // The Kubernetes client writes whole answers into the log that it cannot read.
+    let filter = chosen
+        .unwrap_or_else(|| Targets::new().with_default(Level::INFO).with_target("kube_client", Level::ERROR));
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let registry = tracing_subscriber::registry();
     match form {
-        LogForm::Text => lines.with_ansi(false).init(),
-        LogForm::Json => lines.json().flatten_event(true).init(),
+        LogForm::Text => registry.with(lines.with_ansi(false).with_filter(filter)).init(),
+        LogForm::Json => registry.with(lines.json().flatten_event(true).with_filter(filter)).init(),
     }
 }

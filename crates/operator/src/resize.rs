@@ -7,12 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use lvms_api::names::RESIZE_REQUESTED;
 use lvms_api::{LogicalVolume, Quantity};
-use lvms_cluster::slim::{Claim, ClaimCondition, PersistentVolume};
+use lvms_cluster::slim::{Claim, ClaimCondition, PersistentVolume, Pod};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
 use lvms_cluster::write::{self, is_conflict, is_not_found};
@@ -233,16 +232,8 @@ impl Resize {
         let pods: Api<Pod> = Api::namespaced(self.context.client.clone(), &namespace);
         let running = ListParams::default().fields("status.phase=Running").limit(500);
         for pod in pods.list(&running).await?.items {
-            let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-            let mut claims = volumes.filter_map(|volume| {
-                volume.persistent_volume_claim.as_ref().map(|of| of.claim_name.as_str())
-            });
-            let name = pod.name_any();
-            // The claim of a generic ephemeral volume has the pod's name in front.
-            let own = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).any(|volume| {
-                volume.ephemeral.is_some() && format!("{name}-{}", volume.name) == claim.name_any()
-            });
-            if own || claims.any(|of| of == claim.name_any()) {
+            if pod.uses(&claim.name_any()) {
+                let name = pod.name_any();
                 let now = jiff::Timestamp::now().to_string();
                 let patch = Patch::Merge(json!({ "metadata": { "annotations": { RESIZE_REQUESTED: now } } }));
                 match pods.patch(&name, &PatchParams::default(), &patch).await {
