@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::{Api, ResourceExt};
-use lvms_api::LogicalVolume;
 use lvms_api::names::OLD_CLAIM_FINALIZERS;
 use lvms_api::names::kubernetes::SELECTED_NODE;
+use lvms_api::{LogicalVolume, LvmNode};
 use lvms_cluster::slim::{Claim, Node, annotation, has_finalizer};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
@@ -38,6 +38,8 @@ pub enum Item {
     Claim(Key),
     /// A node that leaves.
     Node(String),
+    /// A node that has left.
+    Gone(String),
 }
 
 /// Clears up after predecessors.
@@ -60,13 +62,15 @@ impl Leftovers {
             }
         });
         let (told, finalizer) = (Arc::clone(&work), context.personality.node_finalizer());
-        context.stores.nodes.listen(move |_, now| {
-            if let Some(node) = now
-                && node.metadata.deletion_timestamp.is_some()
-                && has_finalizer(&node.metadata, &finalizer)
+        context.stores.nodes.listen(move |before, now| match (before, now) {
+            (Some(before), None) => told.add(Item::Gone(before.name_any())),
+            (_, Some(node))
+                if node.metadata.deletion_timestamp.is_some()
+                    && has_finalizer(&node.metadata, &finalizer) =>
             {
                 told.add(Item::Node(node.name_any()));
             }
+            _ => {}
         });
         Leftovers { context, departure, work }
     }
@@ -91,6 +95,7 @@ impl Leftovers {
         let done = match item {
             Item::Claim(key) => self.strip(key).await,
             Item::Node(name) => self.depart(name).await,
+            Item::Gone(name) => self.forget(name).await,
         };
         match done {
             Ok(()) => Outcome::Done,
@@ -135,6 +140,21 @@ impl Leftovers {
         let change = write::finalizers_without(node.as_ref(), &[&self.context.personality.node_finalizer()]);
         write::change(&api, node.as_ref(), change).await?;
         Ok(())
+    }
+
+    /// What a node that is gone has told of itself does not hold any more.
+    async fn forget(&self, name: &str) -> Result<(), kube::Error> {
+        let nodes: Api<Node> = Api::all(self.context.client.clone());
+        let told = self.context.stores.lvm_nodes.find(|told| told.name() == name);
+        let Some(told) = told.filter(|_| self.context.stores.nodes.named(name).is_none()) else {
+            return Ok(());
+        };
+        if nodes.get_opt(name).await?.is_some() {
+            return Ok(());
+        }
+        tracing::info!(node = name, "a node is gone: its LVMNode goes with it");
+        let api: Api<LvmNode> = Api::namespaced(self.context.client.clone(), &self.context.namespace);
+        write::delete(&api, name, told.metadata.uid.as_deref().unwrap_or_default()).await
     }
 
     async fn delete_claims(&self, node: &str) -> Result<(), kube::Error> {

@@ -29,6 +29,9 @@ const PATIENCE: Patience = Patience { first: Duration::from_secs(10), longest: D
 
 const AT_ONCE: usize = 8;
 
+/// So long a node has to let go what has no LV.
+const NODES_TURN: Duration = Duration::from_secs(10);
+
 /// PersistentVolumes per answer.
 const PAGE: u32 = 200;
 
@@ -120,9 +123,12 @@ impl Release {
 
     async fn look(&self, name: &str) -> Outcome {
         let Some(volume) = self.context.stores.volumes.named(name) else { return Outcome::Done };
-        if !volume.is_deleted() || volume.is_released() || volume.volume_id().is_none() {
-            // Without an LV there is nothing to release; its node lets it go.
+        if !volume.is_deleted() || volume.is_released() {
             return Outcome::Done;
+        }
+        if volume.volume_id().is_none() && age_of_deletion(&volume) < NODES_TURN {
+            // Most likely there is no LV, and its node lets it go without us.
+            return Outcome::After(NODES_TURN);
         }
         match self.release(&volume).await {
             Ok(None) => Outcome::Done,
@@ -144,9 +150,8 @@ impl Release {
         if volume.is_released() {
             return Ok(None);
         }
-        if let Some(handle) = volume.volume_id()
-            && let Some(kept) = self.kept(handle).await?
-        {
+        // An LV whose making was not told yet has the name that it is going to have.
+        if let Some(kept) = self.kept(volume.volume_id().unwrap_or(volume.uid())).await? {
             return Ok(Some(kept));
         }
         let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
@@ -242,6 +247,13 @@ impl Release {
         self.look_at_contents(&mut named).await?;
         Ok(Answer { definition_goes: definition.metadata.deletion_timestamp.is_some(), named })
     }
+}
+
+/// How long ago an object was deleted; long enough if the clock of the API server says something else than ours.
+fn age_of_deletion(volume: &LogicalVolume) -> Duration {
+    let deleted = volume.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+    let age = deleted.map(|deleted| jiff::Timestamp::now().duration_since(deleted));
+    age.and_then(|age| Duration::try_from(age).ok()).unwrap_or(NODES_TURN)
 }
 
 /// Whether a PersistentVolume has given its data up.
