@@ -1,9 +1,13 @@
 //! Creating, changing and deleting, guarded against what others did meanwhile.
 
+use std::time::Duration;
+
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Error, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+
+use crate::work::Outcome;
 
 /// Whether something was made now.
 #[derive(Debug)]
@@ -31,6 +35,23 @@ pub fn is_conflict(error: &Error) -> bool {
 /// Whether the API refuses what was asked, and will go on to.
 pub fn is_invalid(error: &Error) -> bool {
     matches!(code(error), Some(400 | 422))
+}
+
+/// Whether nobody has answered, or whoever did was not able to.
+fn is_unreachable(error: &Error) -> bool {
+    match code(error) {
+        Some(code) => code == 429 || code >= 500,
+        None => !matches!(error, Error::SerdeError(_) | Error::BuildRequest(_)),
+    }
+}
+
+/// When to look again after a failure that passes by itself: somebody else was quicker, or the API is away. It must not
+/// be long: when the API is back, all that waits for it goes on. `None` for all other failures.
+pub fn passes(error: &Error) -> Option<Outcome> {
+    if is_conflict(error) || is_not_found(error) {
+        return Some(Outcome::After(Duration::from_secs(1)));
+    }
+    is_unreachable(error).then_some(Outcome::After(Duration::from_secs(3)))
 }
 
 /// Makes an object from all that it shall have.
@@ -114,6 +135,19 @@ mod tests {
 
     fn node(json: Value) -> Node {
         serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn what_passes_by_itself_is_looked_at_again_soon_and_the_rest_is_a_failure() {
+        let answered = |code: u16| {
+            let status = kube::core::Status { code, ..kube::core::Status::default() };
+            passes(&Error::Api(Box::new(status)))
+        };
+        let seconds = |number| Some(Outcome::After(Duration::from_secs(number)));
+        assert_eq!([answered(404), answered(409)], [seconds(1), seconds(1)]);
+        assert_eq!([answered(429), answered(500), answered(503)], [seconds(3), seconds(3), seconds(3)]);
+        assert_eq!([answered(400), answered(403), answered(422)], [None, None, None]);
+        assert_eq!(passes(&Error::ReadEvents(std::io::Error::other("gone"))), seconds(3));
     }
 
     #[test]

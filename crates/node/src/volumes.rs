@@ -12,7 +12,7 @@ use lvms_api::names::{CLAIM, CREATED_BY, UNUSED, VOLUME_MODE};
 use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
-use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::write::{self, is_not_found, passes};
 use lvms_cluster::{Events, Outcome, Reference, Store, Work};
 use lvms_csi::locks::Locks;
 use lvms_csi::volumes::Source;
@@ -129,12 +129,10 @@ impl Volumes {
         }
         match self.act(&object).await {
             Ok(outcome) => outcome,
-            // The watch tells what it is now.
-            Err(Failure::Cluster(error)) if is_conflict(&error) || is_not_found(&error) => Outcome::Done,
-            Err(Failure::Cluster(error)) => {
+            Err(Failure::Cluster(error)) => passes(&error).unwrap_or_else(|| {
                 tracing::warn!(volume = name, error = %chain(&error), "the API did not take it");
                 Outcome::Failed
-            }
+            }),
             Err(Failure::Host(error)) => self.fail(&object, error).await,
         }
     }

@@ -12,7 +12,7 @@ use lvms_api::{LvmNode, Personality, Quantity};
 use lvms_cluster::slim::{Capacity as Published, Node, StorageClass, label};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
-use lvms_cluster::write::{self, Created, is_conflict, is_not_found};
+use lvms_cluster::write::{self, Created, passes};
 use lvms_cluster::{Outcome, Work};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -128,11 +128,10 @@ impl Capacity {
                 Outcome::Done
             }
             Ok(false) => Outcome::Done,
-            Err(error) if is_conflict(&error) || is_not_found(&error) => Outcome::After(INTERVAL),
-            Err(error) => {
+            Err(error) => passes(&error).unwrap_or_else(|| {
                 tracing::warn!(?item, error = %chain(&error), "capacity could not be published");
                 Outcome::Failed
-            }
+            }),
         }
     }
 

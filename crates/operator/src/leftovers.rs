@@ -11,7 +11,7 @@ use lvms_api::{LogicalVolume, LvmNode};
 use lvms_cluster::slim::{Claim, Node, annotation, has_finalizer};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
-use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::write::{self, is_not_found, passes};
 use lvms_cluster::{Key, Outcome, Reference, Work};
 use serde_json::json;
 
@@ -99,11 +99,10 @@ impl Leftovers {
         };
         match done {
             Ok(()) => Outcome::Done,
-            Err(error) if is_conflict(&error) || is_not_found(&error) => Outcome::After(PATIENCE.first),
-            Err(error) => {
+            Err(error) => passes(&error).unwrap_or_else(|| {
                 tracing::warn!(?item, error = %chain(&error), "what a predecessor has left is still there");
                 Outcome::Failed
-            }
+            }),
         }
     }
 

@@ -11,7 +11,7 @@ use lvms_api::names::{CLAIM, ORPHANED, UNUSED};
 use lvms_cluster::slim::{Claim, PersistentVolume};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
-use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::write::{self, passes};
 use lvms_cluster::{Outcome, Work};
 use serde_json::json;
 
@@ -81,11 +81,10 @@ impl Orphans {
         let Some(volume) = self.context.stores.volumes.named(name) else { return Outcome::Done };
         match self.act(&volume).await {
             Ok(()) => Outcome::Done,
-            Err(error) if is_conflict(&error) || is_not_found(&error) => Outcome::After(PATIENCE.first),
-            Err(error) => {
+            Err(error) => passes(&error).unwrap_or_else(|| {
                 tracing::warn!(volume = name, error = %chain(&error), "whether somebody wants it is not known");
                 Outcome::Failed
-            }
+            }),
         }
     }
 

@@ -10,7 +10,7 @@ use kube::{Api, Resource};
 use lvms_cluster::slim::{Claim, DataSource, VolumeSnapshot, has_finalizer};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
-use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::write::{self, is_not_found, passes};
 use lvms_cluster::{Key, Outcome, Work};
 use serde::de::DeserializeOwned;
 
@@ -123,11 +123,10 @@ impl Protect {
         };
         match done {
             Ok(()) => Outcome::Done,
-            Err(error) if is_conflict(&error) => Outcome::After(PATIENCE.first),
-            Err(error) => {
+            Err(error) => passes(&error).unwrap_or_else(|| {
                 tracing::warn!(?item, error = %chain(&error), "a source is still protected");
                 Outcome::Failed
-            }
+            }),
         }
     }
 

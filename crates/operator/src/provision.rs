@@ -15,7 +15,7 @@ use lvms_api::names::kubernetes::SELECTED_NODE;
 use lvms_cluster::slim::{Claim, PersistentVolume};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
-use lvms_cluster::write::{self, Created, is_conflict, is_not_found};
+use lvms_cluster::write::{self, Created, is_not_found, passes};
 use lvms_cluster::{Key, Outcome, Reference, Work};
 use serde_json::json;
 
@@ -110,11 +110,10 @@ impl Provision {
         let Some(claim) = self.context.stores.claims.get(key) else { return Outcome::Done };
         match self.act(&claim).await {
             Ok(outcome) => outcome,
-            Err(error) if is_conflict(&error) => Outcome::Done,
-            Err(error) => {
+            Err(error) => passes(&error).unwrap_or_else(|| {
                 self.fail(&claim, chain(&error));
                 Outcome::Failed
-            }
+            }),
         }
     }
 

@@ -10,7 +10,7 @@ use lvms_api::names::kubernetes::{PROVISIONED_BY, VOLUME_FINALIZER};
 use lvms_cluster::slim::{PersistentVolume, annotation, has_finalizer};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
-use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::write::{self, passes};
 use lvms_cluster::{Outcome, Reference, Work};
 
 use crate::Context;
@@ -83,11 +83,10 @@ impl Reclaim {
         let Some(volume) = self.context.stores.persistent.named(name) else { return Outcome::Done };
         match self.act(&volume).await {
             Ok(outcome) => outcome,
-            Err(error) if is_conflict(&error) || is_not_found(&error) => Outcome::Done,
-            Err(error) => {
+            Err(error) => passes(&error).unwrap_or_else(|| {
                 self.fail(&volume, chain(&error));
                 Outcome::Failed
-            }
+            }),
         }
     }
 

@@ -17,7 +17,7 @@ use lvms_api::names::RELEASED;
 use lvms_cluster::slim::{PersistentVolume, SnapshotContent};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
-use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::write::{self, is_not_found, passes};
 use lvms_cluster::{Outcome, Reference, Work};
 use serde_json::json;
 use tokio::sync::Mutex as AsyncMutex;
@@ -137,11 +137,10 @@ impl Release {
                 self.context.events.warn(about, "Retained", kept.to_string());
                 Outcome::Failed
             }
-            Err(error) if is_conflict(&error) || is_not_found(&error) => Outcome::Done,
-            Err(error) => {
+            Err(error) => passes(&error).unwrap_or_else(|| {
                 tracing::warn!(volume = name, error = %chain(&error), "it is not known what names it");
                 Outcome::Failed
-            }
+            }),
         }
     }
 

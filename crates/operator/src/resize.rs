@@ -14,7 +14,7 @@ use lvms_api::{LogicalVolume, Quantity};
 use lvms_cluster::slim::{Claim, ClaimCondition, PersistentVolume, Pod};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
-use lvms_cluster::write::{self, is_conflict, is_not_found};
+use lvms_cluster::write::{self, is_not_found, passes};
 use lvms_cluster::{Key, Outcome, Reference, Work};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -101,13 +101,10 @@ impl Resize {
     async fn look(&self, key: &Key) -> Outcome {
         match self.act(key).await {
             Ok(outcome) => outcome,
-            Err(error) if is_conflict(&error) || is_not_found(&error) => {
-                Outcome::After(Duration::from_secs(1))
-            }
-            Err(error) => {
+            Err(error) => passes(&error).unwrap_or_else(|| {
                 tracing::warn!(claim = %key, error = %chain(&error), "its growth could not be written");
                 Outcome::Failed
-            }
+            }),
         }
     }
 

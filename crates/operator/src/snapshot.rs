@@ -13,7 +13,7 @@ use lvms_api::LogicalVolume;
 use lvms_cluster::slim::SnapshotContent;
 use lvms_cluster::store::{self, Keep, chain};
 use lvms_cluster::work::Patience;
-use lvms_cluster::write::{self, Created, is_conflict, is_not_found};
+use lvms_cluster::write::{self, Created, is_not_found, passes};
 use lvms_cluster::{Connection, Outcome, Reference, Store, Work};
 use serde_json::{Value, json};
 
@@ -94,13 +94,10 @@ impl Snapshots {
         let Some(content) = self.context.stores.contents.named(name) else { return Outcome::Done };
         match self.act(&content).await {
             Ok(outcome) => outcome,
-            Err(error) if is_conflict(&error) || is_not_found(&error) => {
-                Outcome::After(Duration::from_secs(1))
-            }
-            Err(error) => {
+            Err(error) => passes(&error).unwrap_or_else(|| {
                 tracing::warn!(content = name, error = %chain(&error), "the snapshot could not be written");
                 Outcome::Failed
-            }
+            }),
         }
     }
 
