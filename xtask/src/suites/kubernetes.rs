@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 
 use super::cluster::{Case, InOneCluster};
-use super::stage::Product;
+use super::stage::{Product, on_a_stage};
 use super::{Choice, Results, Suite};
 use crate::cache::Cache;
 use crate::cluster::programs::Programs;
@@ -30,6 +30,7 @@ const CASES: &[Case] = &[
         "the_driver_takes_the_place_of_a_predecessor_at_the_kubelet",
         the_driver_takes_the_place_of_a_predecessor_at_the_kubelet,
     ),
+    ("a_new_leader_goes_on_where_the_old_one_was_killed", a_new_leader_goes_on_where_the_old_one_was_killed),
 ];
 
 /// Their names.
@@ -131,6 +132,42 @@ fn the_driver_takes_the_place_of_a_predecessor_at_the_kubelet(cluster: &Cluster)
     // The end of the predecessor, which removes its socket, is nothing to us.
     ensure!(deployed::is_registered(cluster, &node.name)?, "the driver is not registered any more");
     Ok(())
+}
+
+fn a_new_leader_goes_on_where_the_old_one_was_killed(cluster: &Cluster) -> Result<()> {
+    let leader = || -> Result<String> {
+        let lease = cluster.get(["--namespace", NAMESPACE, "lease", "lvms-operator"])?;
+        let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
+        Ok(holder.split('_').next().unwrap_or_default().to_owned())
+    };
+    on_a_stage(cluster, &LVMS, "leader", "", |stage| {
+        let first = leader()?;
+        let claims = ["before-1", "before-2", "after-1", "after-2"];
+        for claim in &claims[..2] {
+            stage.claim(claim, "immediate", "1Gi")?;
+        }
+        cluster.kubectl([
+            "--namespace",
+            NAMESPACE,
+            "delete",
+            "pod",
+            &first,
+            "--force",
+            "--grace-period=0",
+        ])?;
+        for claim in &claims[2..] {
+            stage.claim(claim, "immediate", "1Gi")?;
+        }
+        for claim in claims {
+            cluster.wait_for(&format!("{claim} to be bound"), || {
+                Ok(stage.get("pvc", claim)?["status"]["phase"] == "Bound")
+            })?;
+        }
+        ensure!(leader()? != first, "{first} leads though it was killed");
+        let volumes = cluster.kubectl(["get", "logicalvolumes", "--output=name"])?;
+        ensure!(volumes.lines().count() == claims.len(), "for {} claims there are\n{volumes}", claims.len());
+        Ok(())
+    })
 }
 
 /// How often the kubelet has taken the driver that a pod serves.
