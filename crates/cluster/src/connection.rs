@@ -20,6 +20,9 @@ pub struct Connection {
 /// A request that was not answered after so long was not heard.
 const ANSWER: Duration = Duration::from_secs(30);
 
+/// A watch that was silent for so long has lost its server: the server itself ends each sooner.
+const SILENCE: Duration = Duration::from_secs(270);
+
 /// A server that cannot be reached after so long is not there.
 const CONNECT: Duration = Duration::from_secs(5);
 
@@ -50,6 +53,8 @@ impl Connection {
         };
         config.connect_timeout = Some(CONNECT);
         let namespace = config.default_namespace.clone();
+        config.reset_reader_on_write = true;
+        config.read_timeout = Some(SILENCE);
         let watching = Client::try_from(config.clone()).map_err(NoConnection::Client)?;
         config.read_timeout = Some(ANSWER);
         config.write_timeout = Some(ANSWER);

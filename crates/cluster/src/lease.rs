@@ -101,7 +101,7 @@ impl Candidate {
     }
 
     async fn acquire(&mut self) {
-        while !self.attempt().await {
+        while !self.attempt(self.timing.renew_deadline).await {
             tokio::time::sleep(self.timing.retry).await;
         }
     }
@@ -111,7 +111,8 @@ impl Candidate {
         let mut renewed = Instant::now();
         loop {
             tokio::time::sleep(self.timing.retry).await;
-            if self.attempt().await {
+            let left = self.timing.renew_deadline.saturating_sub(renewed.elapsed());
+            if self.attempt(left).await {
                 renewed = Instant::now();
             } else if renewed.elapsed() >= self.timing.renew_deadline {
                 return;
@@ -119,9 +120,8 @@ impl Candidate {
         }
     }
 
-    /// Tries to have the lease, or to renew it. Says whether it is ours.
-    async fn attempt(&mut self) -> bool {
-        let limit = self.timing.renew_deadline;
+    /// Tries to have the lease, or to renew it, for so long. Says whether it is ours.
+    async fn attempt(&mut self, limit: Duration) -> bool {
         match timeout(limit, self.try_once()).await {
             Ok(Ok(ours)) => ours,
             Ok(Err(error)) if is_conflict(&error) => false,

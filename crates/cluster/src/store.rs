@@ -66,9 +66,12 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// Objects per answer: what is read at once is in memory at once.
 const PAGE: u32 = 100;
 
+/// So many seconds a watch lasts before it is begun anew.
+const WATCH: u32 = 240;
+
 /// How a kind is watched.
 pub fn config() -> Config {
-    Config::default().page_size(PAGE)
+    Config::default().page_size(PAGE).timeout(WATCH)
 }
 
 impl<K> Default for Store<K> {
@@ -152,7 +155,7 @@ where
         let (key, object) = (Key::of(&object), Arc::new(object));
         let mut objects = lock(&self.objects);
         if let Some(present) = objects.get(&key)
-            && is_newer(present.as_ref(), object.as_ref())
+            && is_known(present.as_ref(), object.as_ref())
         {
             return key;
         }
@@ -245,11 +248,12 @@ where
     }
 }
 
-/// Whether the first of two states of an object is the later one. Versions of one kind can be compared as numbers.
-fn is_newer<K: Resource>(one: &K, other: &K) -> bool {
+/// Whether the first of two states of an object is the later one, or the same. Versions of one kind can be compared as
+/// numbers.
+fn is_known<K: Resource>(one: &K, other: &K) -> bool {
     let version = |object: &K| object.meta().resource_version.as_ref()?.parse::<u64>().ok();
     match (version(one), version(other)) {
-        (Some(first), Some(second)) => one.meta().uid == other.meta().uid && first > second,
+        (Some(first), Some(second)) => one.meta().uid == other.meta().uid && first >= second,
         _ => false,
     }
 }

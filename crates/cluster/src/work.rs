@@ -38,6 +38,39 @@ impl Patience {
     }
 }
 
+/// What was refused, and is not asked for again for a while, whatever happens meanwhile.
+pub struct Refusals<K> {
+    patience: Patience,
+    until: Mutex<BTreeMap<K, (u32, Instant)>>,
+}
+
+impl<K: Ord + Clone> Refusals<K> {
+    /// Nothing yet.
+    pub fn new(patience: Patience) -> Refusals<K> {
+        Refusals { patience, until: Mutex::default() }
+    }
+
+    /// Something was refused, perhaps not for the first time.
+    pub fn refuse(&self, key: &K) {
+        let mut until = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        let (times, due) = until.entry(key.clone()).or_insert((0, Instant::now()));
+        *times = times.saturating_add(1);
+        *due = Instant::now() + self.patience.after(*times);
+    }
+
+    /// How long it is still not asked for.
+    pub fn rest(&self, key: &K) -> Option<Duration> {
+        let until = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        let rest = until.get(key)?.1.checked_duration_since(Instant::now())?;
+        (!rest.is_zero()).then_some(rest)
+    }
+
+    /// It was granted, or nobody wants it any more.
+    pub fn forget(&self, key: &K) {
+        self.until.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+}
+
 /// What has to be looked at.
 pub struct Work<K> {
     name: &'static str,
@@ -50,7 +83,9 @@ struct State<K> {
     ready: VecDeque<K>,
     /// What is in `ready`.
     waiting: BTreeSet<K>,
-    later: BTreeMap<(Instant, K), ()>,
+    later: BTreeSet<(Instant, K)>,
+    /// When each of those in `later` is due: one time each.
+    due: BTreeMap<K, Instant>,
     running: BTreeSet<K>,
     /// Of what is running: something has happened since.
     again: BTreeSet<K>,
@@ -92,7 +127,8 @@ impl<K: Ord + Clone + Debug + Send + Sync + 'static> Work<K> {
         let state = State {
             ready: VecDeque::new(),
             waiting: BTreeSet::new(),
-            later: BTreeMap::new(),
+            later: BTreeSet::new(),
+            due: BTreeMap::new(),
             running: BTreeSet::new(),
             again: BTreeSet::new(),
             failures: BTreeMap::new(),
@@ -123,6 +159,7 @@ impl<K: Ord + Clone + Debug + Send + Sync + 'static> Work<K> {
         state.ready.clear();
         state.waiting.clear();
         state.later.clear();
+        state.due.clear();
         state.failures.clear();
     }
 
@@ -130,10 +167,10 @@ impl<K: Ord + Clone + Debug + Send + Sync + 'static> Work<K> {
     fn take(&self) -> Result<K, Option<Instant>> {
         let mut state = self.state();
         let now = Instant::now();
-        while let Some(((due, _), ())) = state.later.first_key_value()
-            && *due <= now
-            && let Some(((_, key), ())) = state.later.pop_first()
+        while state.later.first().is_some_and(|(due, _)| *due <= now)
+            && let Some((_, key)) = state.later.pop_first()
         {
+            state.due.remove(&key);
             if state.running.contains(&key) {
                 state.again.insert(key);
             } else if state.waiting.insert(key.clone()) {
@@ -141,7 +178,7 @@ impl<K: Ord + Clone + Debug + Send + Sync + 'static> Work<K> {
             }
         }
         let Some(key) = state.ready.pop_front() else {
-            return Err(state.later.first_key_value().map(|((due, _), ())| *due));
+            return Err(state.later.first().map(|(due, _)| *due));
         };
         state.waiting.remove(&key);
         state.running.insert(key.clone());
@@ -173,8 +210,13 @@ impl<K: Ord + Clone + Debug + Send + Sync + 'static> Work<K> {
         if again && state.waiting.insert(key.clone()) {
             state.ready.push_back(key.clone());
         }
+        if let Some(before) = state.due.remove(&key) {
+            state.later.remove(&(before, key.clone()));
+        }
         if let Some(delay) = delay {
-            state.later.insert((Instant::now() + delay, key), ());
+            let due = Instant::now() + delay;
+            state.due.insert(key.clone(), due);
+            state.later.insert((due, key));
         }
         drop(state);
         self.changed.notify_one();
@@ -304,6 +346,43 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert_eq!(*times.lock().unwrap(), [0, 1, 3, 7, 15, 23, 31]);
         assert_eq!(work.figures(), Figures { name: "test", waiting: 0, looks: 7, failed: 6 });
+        running.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_refused_again_is_asked_for_later_and_what_is_granted_at_once() {
+        let refusals = Refusals::new(PATIENCE);
+        assert_eq!(refusals.rest(&"a"), None);
+        refusals.refuse(&"a");
+        assert_eq!(refusals.rest(&"a"), Some(Duration::from_secs(1)));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(refusals.rest(&"a"), None);
+        refusals.refuse(&"a");
+        assert_eq!(refusals.rest(&"a"), Some(Duration::from_secs(2)));
+        refusals.forget(&"a");
+        assert_eq!(refusals.rest(&"a"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_fails_and_changes_often_is_not_looked_at_more_often_later() {
+        let (work, looks) = (work(), Arc::new(AtomicUsize::new(0)));
+        let counted = Arc::clone(&looks);
+        let running = tokio::spawn(Arc::clone(&work).run(1, move |_| {
+            let looks = Arc::clone(&counted);
+            async move {
+                looks.fetch_add(1, Ordering::SeqCst);
+                Outcome::Failed
+            }
+        }));
+        for _ in 0..100 {
+            work.add("a");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let before = looks.load(Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_secs(80)).await;
+        let after = looks.load(Ordering::SeqCst) - before;
+        assert!(after <= 11, "{after} looks in ten times the longest pause");
+        assert_eq!(work.figures().waiting, 1);
         running.abort();
     }
 

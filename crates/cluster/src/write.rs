@@ -70,17 +70,18 @@ where
     }
 }
 
-/// Deletes an object, if it is still the one that is meant. One that is gone is deleted already.
-pub async fn delete<K>(api: &Api<K>, name: &str, uid: &str) -> Result<(), Error>
+/// Deletes an object, if it is still the one that is meant. One that is gone is deleted already. Returns what stays of
+/// it until its finalizers are gone.
+pub async fn delete<K>(api: &Api<K>, name: &str, uid: &str) -> Result<Option<K>, Error>
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
 {
     let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
     let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     match api.delete(name, &parameters).await {
-        Ok(_) => Ok(()),
+        Ok(answer) => Ok(answer.left().filter(|object| object.meta().deletion_timestamp.is_some())),
         // Gone, or another one by now.
-        Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(()),
+        Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }

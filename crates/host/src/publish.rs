@@ -164,6 +164,14 @@ impl Volumes<Linux> {
         }
     }
 
+    /// Whether nothing was ever written to a volume for a filesystem, whoever might have: no signature, and no copy of
+    /// one.
+    pub fn is_blank(self: &Arc<Self>, path: &VolumePath) -> Result<bool, PublishError> {
+        self.activated(path, None)?;
+        let content = self.runner().probe(&Linux::device_path(path), false)?;
+        Ok(matches!(content, Content::Nothing))
+    }
+
     /// Hides whatever is at a path. Nothing there is as good. Needs neither the volume nor LVM, and does not touch what
     /// is mounted: a dead disk answers nothing.
     pub fn unpublish(&self, volume: &str, target: &Path) -> Result<(), PublishError> {

@@ -187,26 +187,44 @@ impl Volumes {
                 self.tell(object, &status).await?;
                 Ok(Outcome::Done)
             }
+            Act::Vouch if !self.is_blank(object).await? => self.retain(object),
             Act::Vouch => {
                 let change = json!({ "metadata": { "annotations": { UNUSED: "true" } } });
                 self.objects.answered(write::change(&self.api(), object, change).await?);
                 Ok(Outcome::Done)
             }
-            Act::Retain => {
-                let claim = object.annotation(CLAIM).unwrap_or_default();
-                let told = format!(
-                    "its claim {claim} is gone and no PersistentVolume names it, but somebody has used it: its data is \
-                     kept until this object is deleted"
-                );
-                self.events.warn(self.about(object), "Retained", told);
-                Ok(Outcome::Done)
-            }
+            Act::Retain => self.retain(object),
             Act::Refuse(error) => Err(error.into()),
             Act::Later(why) => {
                 self.events.warn(self.about(object), "VolumeGroupMissing", why);
                 Ok(Outcome::Failed)
             }
         }
+    }
+
+    /// Whether an LV of ours without a filesystem of ours has nothing else on it: a predecessor may have used it.
+    async fn is_blank(&self, object: &LogicalVolume) -> Result<bool, Failure> {
+        let id = object.volume_id().unwrap_or_default().to_owned();
+        let (host, probed) = (Arc::clone(&self.host), id.clone());
+        let probe = async move {
+            host.blocking(move |engine, desired| {
+                let inventory = engine.inventory();
+                let Some(found) = find_any(desired, &inventory, &probed) else { return Ok(false) };
+                engine.is_blank(&found.path).map_err(|error| crate::status::of_publish(&error))
+            })
+            .await
+        };
+        self.alone(&id, probe).await
+    }
+
+    fn retain(&self, object: &LogicalVolume) -> Result<Outcome, Failure> {
+        let claim = object.annotation(CLAIM).unwrap_or_default();
+        let told = format!(
+            "its claim {claim} is gone and no PersistentVolume names it, but somebody has used it: its data is kept until \
+             this object is deleted"
+        );
+        self.events.warn(self.about(object), "Retained", told);
+        Ok(Outcome::Done)
     }
 
     /// What went wrong on the host is told where whoever wanted it looks.
@@ -301,7 +319,7 @@ impl Volumes {
             Some(found) => Lv::Present {
                 size: found.volume.size,
                 finished: !found.facts.is_unfinished() && !is_half_made(found.volume),
-                unused: found.facts.is_ours() && !found.facts.used,
+                unused: found.facts.is_ours() && !found.facts.used && !found.facts.block,
             },
             None => match unknown(&desired, &inventory, "volumeID", id) {
                 Some(error) => Lv::Unknown(error.message),

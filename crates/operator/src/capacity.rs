@@ -189,7 +189,7 @@ impl Capacity {
             class = one.storage_class_name,
             "a stale capacity is removed"
         );
-        write::delete(&self.api(namespace), &one.name_any(), uid).await
+        write::delete(&self.api(namespace), &one.name_any(), uid).await.map(drop)
     }
 
     fn object(&self, class: &str, node: &str, available: u64) -> Value {

@@ -72,6 +72,13 @@ impl Leftovers {
             }
             _ => {}
         });
+        // A node may have gone while nobody led.
+        let told = Arc::clone(&work);
+        context.stores.lvm_nodes.listen(move |before, now| {
+            if let (None, Some(node)) = (before, now) {
+                told.add(Item::Gone(node.name().to_owned()));
+            }
+        });
         Leftovers { context, departure, work }
     }
 
@@ -111,7 +118,10 @@ impl Leftovers {
         tracing::info!(claim = %key, "an old finalizer is removed");
         let api: Api<Claim> = Api::namespaced(self.context.client.clone(), &key.namespace);
         let change = write::finalizers_without(claim.as_ref(), &OLD_CLAIM_FINALIZERS);
-        self.context.stores.claims.answered(write::change(&api, claim.as_ref(), change).await?);
+        let changed = write::change(&api, claim.as_ref(), change).await?;
+        if changed.metadata.deletion_timestamp.is_none() {
+            self.context.stores.claims.answered(changed);
+        }
         Ok(())
     }
 
@@ -153,7 +163,7 @@ impl Leftovers {
         }
         tracing::info!(node = name, "a node is gone: its LVMNode goes with it");
         let api: Api<LvmNode> = Api::namespaced(self.context.client.clone(), &self.context.namespace);
-        write::delete(&api, name, told.metadata.uid.as_deref().unwrap_or_default()).await
+        write::delete(&api, name, told.metadata.uid.as_deref().unwrap_or_default()).await.map(drop)
     }
 
     async fn delete_claims(&self, node: &str) -> Result<(), kube::Error> {
@@ -180,6 +190,6 @@ impl Leftovers {
             Err(error) => return Err(error),
             Ok(_) => {}
         }
-        write::delete(&api, volume.name(), volume.uid()).await
+        write::delete(&api, volume.name(), volume.uid()).await.map(drop)
     }
 }

@@ -49,6 +49,14 @@ impl Orphans {
             }
         });
         let told = Arc::clone(&work);
+        context.stores.persistent.listen(move |before, now| {
+            if now.is_none()
+                && let Some(volume) = before
+            {
+                told.add(volume.name().to_owned());
+            }
+        });
+        let told = Arc::clone(&work);
         context.stores.volumes.listen(move |before, now| {
             if let Some(volume) = now
                 && claim_of(volume).is_some()
@@ -97,14 +105,12 @@ impl Orphans {
             return Ok(());
         }
         if volume.annotation(UNUSED).is_some() || volume.volume_id().is_none() {
-            if self.release.release(volume).await?.is_none() {
-                tracing::info!(
-                    volume = volume.name(),
-                    claim = volume.annotation(CLAIM),
-                    "nobody wants it any more"
-                );
-                write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await?;
-            }
+            tracing::info!(
+                volume = volume.name(),
+                claim = volume.annotation(CLAIM),
+                "nobody wants it any more"
+            );
+            self.release.remove(volume).await?;
         } else if volume.annotation(ORPHANED).is_none() {
             let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
             let change = json!({ "metadata": { "annotations": { ORPHANED: now } } });

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kube::api::ListParams;
 use kube::{Api, Resource};
-use lvms_cluster::slim::{Claim, DataSource, VolumeSnapshot, has_finalizer};
+use lvms_cluster::slim::{Claim, DataSource, SnapshotContent, VolumeSnapshot, has_finalizer};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
 use lvms_cluster::write::{self, is_not_found, passes};
@@ -54,10 +54,10 @@ impl Item {
 }
 
 /// On a claim that is cloned.
-const CLONED: &str = "provisioner.storage.kubernetes.io/cloning-protection";
+pub(crate) const CLONED: &str = "provisioner.storage.kubernetes.io/cloning-protection";
 
 /// On a VolumeSnapshot that is restored.
-const RESTORED: &str = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection";
+pub(crate) const RESTORED: &str = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection";
 
 /// Protects sources.
 pub struct Protect {
@@ -119,7 +119,7 @@ impl Protect {
         }
         let done = match item {
             Item::Claim(key) => unprotect::<Claim>(&self.api(key), key, item.finalizer()).await,
-            Item::Snapshot(key) => unprotect::<VolumeSnapshot>(&self.api(key), key, item.finalizer()).await,
+            Item::Snapshot(key) => self.unprotect_snapshot(key).await,
         };
         match done {
             Ok(()) => Outcome::Done,
@@ -127,6 +127,26 @@ impl Protect {
                 tracing::warn!(?item, error = %chain(&error), "a source is still protected");
                 Outcome::Failed
             }),
+        }
+    }
+
+    /// Other provisioners use the same finalizer: theirs is left alone.
+    async fn unprotect_snapshot(&self, key: &Key) -> Result<(), kube::Error> {
+        let api: Api<VolumeSnapshot> = self.api(key);
+        let contents: Api<SnapshotContent> = Api::all(self.context.client.clone());
+        let ours = async {
+            let Some(snapshot) = api.get_opt(&key.name).await? else { return Ok(false) };
+            let Some(bound) = snapshot.status.bound_volume_snapshot_content_name else { return Ok(false) };
+            let content = contents.get_opt(&bound).await?;
+            Ok::<_, kube::Error>(
+                content.is_some_and(|one| one.spec.driver == self.context.personality.driver()),
+            )
+        };
+        match ours.await {
+            Ok(true) => unprotect::<VolumeSnapshot>(&api, key, RESTORED).await,
+            Ok(false) => Ok(()),
+            Err(error) if is_not_found(&error) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 

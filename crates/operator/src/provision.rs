@@ -6,18 +6,20 @@ mod node;
 mod persistent;
 mod source;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kube::Api;
 use lvms_api::LogicalVolume;
 use lvms_api::names::kubernetes::SELECTED_NODE;
-use lvms_cluster::slim::{Claim, PersistentVolume};
+use lvms_cluster::slim::{Claim, PersistentVolume, StorageClass};
 use lvms_cluster::store::chain;
-use lvms_cluster::work::Patience;
+use lvms_cluster::work::{Patience, Refusals};
 use lvms_cluster::write::{self, Created, is_not_found, passes};
 use lvms_cluster::{Key, Outcome, Reference, Work};
 use serde_json::json;
+use tokio::time::Instant;
 
 pub use self::class::Parameters;
 use self::decide::{Act, View, decide, selected, volume_name};
@@ -29,6 +31,9 @@ use crate::protect::Protect;
 /// A claim that cannot be provisioned is looked at again after a second, and later at the most after five minutes.
 const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(300) };
 
+/// So long a node and the leader need at the most to tell the scheduler what is left.
+const UNTIL_TOLD: Duration = Duration::from_millis(2500);
+
 /// So many claims are worked on at once.
 const AT_ONCE: usize = 32;
 
@@ -37,6 +42,10 @@ pub struct Provision {
     context: Arc<Context>,
     protect: Arc<Protect>,
     work: Arc<Work<Key>>,
+    /// Claims whose volumes were refused, by uid.
+    refusals: Refusals<String>,
+    /// When a node first said that it has no room for a claim.
+    no_room: Mutex<BTreeMap<String, Instant>>,
 }
 
 impl Provision {
@@ -87,7 +96,7 @@ impl Provision {
                 pending();
             }
         });
-        Provision { context, protect, work }
+        Provision { context, protect, work, refusals: Refusals::new(PATIENCE), no_room: Mutex::default() }
     }
 
     /// The names that wait.
@@ -153,6 +162,11 @@ impl Provision {
                 Ok(Outcome::Failed)
             }
             Act::Create(volume) => {
+                // Its former volume that goes tells of itself, and must not be followed by the next at once.
+                if let Some(rest) = self.refusals.rest(&claim.uid().to_owned()) {
+                    return Ok(Outcome::After(rest));
+                }
+                self.warn_of_unknown(claim, class.as_deref());
                 tracing::info!(
                     claim = %Key::of(claim), volume = name, node = volume.spec.node_name,
                     class = volume.spec.device_class, size = %volume.spec.size, "is sent to its node"
@@ -170,11 +184,13 @@ impl Provision {
                 if let Created::Now(created) = write::create(&api, &object).await? {
                     stores.persistent.answered(created);
                 }
+                self.refusals.forget(&claim.uid().to_owned());
                 let message = format!("Successfully provisioned volume {name}");
                 self.context.events.normal(self.about(claim), "ProvisioningSucceeded", message);
                 Ok(Outcome::Done)
             }
             Act::Discard(why) => {
+                self.refusals.refuse(&claim.uid().to_owned());
                 self.fail(claim, why);
                 self.discard(volume.as_deref()).await?;
                 Ok(Outcome::Failed)
@@ -195,7 +211,7 @@ impl Provision {
     /// Takes away what could not be made: its node finds no LV and lets it go.
     async fn discard(&self, volume: Option<&LogicalVolume>) -> Result<(), kube::Error> {
         let Some(volume) = volume else { return Ok(()) };
-        write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await
+        write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await.map(drop)
     }
 
     /// Whether the scheduler still believes in room that the node says it has not: it would choose the same node.
@@ -214,7 +230,31 @@ impl Provision {
             one.storage_class_name == class && of.is_some_and(|of| of == node)
         });
         let believed = published.iter().filter_map(|one| one.capacity.as_ref()?.bytes().ok()).max();
-        told.is_some_and(|told| told < size) && believed.is_some_and(|believed| believed >= size)
+        if believed.is_none_or(|believed| believed < size) {
+            return false;
+        }
+        if told.is_some_and(|told| told < size) {
+            return true;
+        }
+        // What the node has left may not be told yet.
+        let mut no_room = self.no_room.lock().unwrap_or_else(PoisonError::into_inner);
+        no_room.retain(|_, since| since.elapsed() < 2 * UNTIL_TOLD);
+        no_room.entry(volume.uid().to_owned()).or_insert_with(Instant::now).elapsed() < UNTIL_TOLD
+    }
+
+    /// Tells of parameters that nobody knows; TopoLVM leaves them out, and so do we.
+    fn warn_of_unknown(&self, claim: &Claim, class: Option<&StorageClass>) {
+        let Some(class) = class else { return };
+        let unknown = Parameters::read(&class.parameters, self.context.personality).map(|read| read.unknown);
+        if let Some(unknown) = unknown.ok().filter(|unknown| !unknown.is_empty()) {
+            let told = format!(
+                "StorageClass {}: parameters {} are not known and left out: did you mean {:?}?",
+                class.name(),
+                unknown.join(", "),
+                self.context.personality.device_class_parameter()
+            );
+            self.context.events.warn(self.about(claim), "UnknownParameter", told);
+        }
     }
 
     /// Lets the scheduler choose again.

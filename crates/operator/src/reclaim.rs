@@ -111,12 +111,11 @@ impl Reclaim {
         let handle = volume.handle(self.context.personality.driver()).unwrap_or_default();
         if let Some(logical) = self.logical_volume(volume.name(), handle).await? {
             if !logical.is_deleted() {
-                if let Some(kept) = self.release.release(&logical).await? {
+                tracing::info!(volume = volume.name(), node = logical.spec.node_name, "is to be deleted");
+                if let Some(kept) = self.release.remove(&logical).await? {
                     self.fail(volume, kept.to_string());
                     return Ok(Outcome::Failed);
                 }
-                tracing::info!(volume = volume.name(), node = logical.spec.node_name, "is deleted");
-                write::delete(&self.context.logical_volumes(), logical.name(), logical.uid()).await?;
             }
             // Its node removes the LV, and the watch tells.
             return Ok(Outcome::Done);

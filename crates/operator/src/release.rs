@@ -4,7 +4,7 @@
 //! is written after the API itself, not a store, has said that nothing names the volume. One question answers for all
 //! that ask at that time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -78,6 +78,8 @@ pub struct Release {
     work: Arc<Work<String>>,
     asking: AsyncMutex<()>,
     asked: Mutex<Asked>,
+    /// What we are deleting ourselves.
+    removing: Mutex<BTreeSet<String>>,
 }
 
 impl Release {
@@ -103,7 +105,24 @@ impl Release {
                 told.add(volume.name().to_owned());
             }
         });
-        Arc::new(Release { context, work, asking: AsyncMutex::default(), asked: Mutex::default() })
+        let (told, volumes) = (Arc::clone(&work), Arc::clone(&context.stores.volumes));
+        context.stores.contents.listen(move |before, _| {
+            let handle = before.and_then(|content| content.status.as_ref()?.snapshot_handle.clone());
+            let named =
+                |volume: &LogicalVolume| volume.is_deleted() && volume.volume_id() == handle.as_deref();
+            if handle.is_some()
+                && let Some(volume) = volumes.find(named)
+            {
+                told.add(volume.name().to_owned());
+            }
+        });
+        Arc::new(Release {
+            context,
+            work,
+            asking: AsyncMutex::default(),
+            asked: Mutex::default(),
+            removing: Mutex::default(),
+        })
     }
 
     /// The names that wait.
@@ -130,7 +149,14 @@ impl Release {
             // Most likely there is no LV, and its node lets it go without us.
             return Outcome::After(NODES_TURN);
         }
-        match self.release(&volume).await {
+        if self.removing().contains(name) {
+            return Outcome::After(NODES_TURN);
+        }
+        let kept = match self.kept(handle(&volume)).await {
+            Ok(None) => self.write(&volume).await.map(|()| None),
+            kept => kept,
+        };
+        match kept {
             Ok(None) => Outcome::Done,
             Ok(Some(kept)) => {
                 let about = Reference::to(volume.as_ref(), &self.context.personality);
@@ -144,21 +170,45 @@ impl Release {
         }
     }
 
-    /// Releases a LogicalVolume if nothing names it any more; says why not otherwise.
-    pub async fn release(&self, volume: &LogicalVolume) -> Result<Option<Kept>, kube::Error> {
-        if volume.is_released() {
-            return Ok(None);
-        }
-        // An LV whose making was not told yet has the name that it is going to have.
-        if let Some(kept) = self.kept(volume.volume_id().unwrap_or(volume.uid())).await? {
+    /// Deletes a LogicalVolume and releases it if nothing names it any more; says why not otherwise. The release is
+    /// written last: on an object that lives on it would be a key that somebody finds later.
+    pub async fn remove(&self, volume: &LogicalVolume) -> Result<Option<Kept>, kube::Error> {
+        if let Some(kept) = self.kept(handle(volume)).await? {
             return Ok(Some(kept));
+        }
+        let name = volume.name().to_owned();
+        self.removing().insert(name.clone());
+        let removed = self.delete_and_release(volume).await;
+        self.removing().remove(&name);
+        if removed.is_err() {
+            // It may be deleted by now, and is looked at like what others have deleted.
+            self.work.add(name);
+        }
+        removed.map(|()| None)
+    }
+
+    async fn delete_and_release(&self, volume: &LogicalVolume) -> Result<(), kube::Error> {
+        let api = self.context.logical_volumes();
+        match write::delete(&api, volume.name(), volume.uid()).await? {
+            Some(deleted) => self.write(&deleted).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn write(&self, deleted: &LogicalVolume) -> Result<(), kube::Error> {
+        if deleted.is_released() {
+            return Ok(());
         }
         let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         let change = json!({ "metadata": { "annotations": { RELEASED: now } } });
-        tracing::info!(volume = volume.name(), "nothing names it any more: it is released");
-        let changed = write::change(&self.context.logical_volumes(), volume, change).await?;
+        tracing::info!(volume = deleted.name(), "nothing names it any more: it is released");
+        let changed = write::change(&self.context.logical_volumes(), deleted, change).await?;
         self.context.stores.volumes.answered(changed);
-        Ok(None)
+        Ok(())
+    }
+
+    fn removing(&self) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
+        self.removing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn kept(&self, handle: &str) -> Result<Option<Kept>, kube::Error> {
@@ -246,6 +296,11 @@ impl Release {
         self.look_at_contents(&mut named).await?;
         Ok(Answer { definition_goes: definition.metadata.deletion_timestamp.is_some(), named })
     }
+}
+
+/// By which a LogicalVolume is named; one whose making was not told yet has the name that it is going to have.
+fn handle(volume: &LogicalVolume) -> &str {
+    volume.volume_id().unwrap_or(volume.uid())
 }
 
 /// How long ago an object was deleted; long enough if the clock of the API server says something else than ours.

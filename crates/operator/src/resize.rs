@@ -192,16 +192,23 @@ impl Resize {
                 let about = Reference::to(claim.as_ref(), &());
                 let told = format!("resize volume {} failed: {message}", persistent.name());
                 self.context.events.warn(about, "VolumeResizeFailed", told);
-                let state =
-                    if infeasible { State::ControllerInfeasible } else { State::ControllerInProgress };
-                let change = status(&claim, &[("ControllerResizeError", &message)], Some((size, state)));
-                self.write(&claim, change, false).await?;
                 if infeasible {
                     // Or its node would go on trying, and take the space when nobody wants it any more.
                     let now =
                         volume.status.as_ref().and_then(|status| status.current_size.as_ref()?.bytes().ok());
-                    lock(&self.refused).insert(key.clone(), (size, Instant::now() + INFEASIBLE));
                     self.ask(&volume, now.unwrap_or_default()).await?;
+                }
+                let state =
+                    if infeasible { State::ControllerInfeasible } else { State::ControllerInProgress };
+                let said = claim.status.conditions.iter().any(|one| {
+                    one.r#type == "ControllerResizeError" && one.message.as_ref() == Some(&message)
+                });
+                if infeasible || !said {
+                    let change = status(&claim, &[("ControllerResizeError", &message)], Some((size, state)));
+                    self.write(&claim, change, false).await?;
+                }
+                if infeasible {
+                    lock(&self.refused).insert(key.clone(), (size, Instant::now() + INFEASIBLE));
                     return Ok(Outcome::After(INFEASIBLE));
                 }
                 Ok(Outcome::Failed)

@@ -12,7 +12,7 @@ use kube::{Api, ResourceExt};
 use lvms_api::LogicalVolume;
 use lvms_cluster::slim::SnapshotContent;
 use lvms_cluster::store::{self, Keep, chain};
-use lvms_cluster::work::Patience;
+use lvms_cluster::work::{Patience, Refusals};
 use lvms_cluster::write::{self, Created, is_not_found, passes};
 use lvms_cluster::{Connection, Outcome, Reference, Store, Work};
 use serde_json::{Value, json};
@@ -48,6 +48,8 @@ pub struct Snapshots {
     context: Arc<Context>,
     release: Arc<Release>,
     work: Arc<Work<String>>,
+    /// Contents whose snapshots were refused.
+    refusals: Refusals<String>,
 }
 
 impl Snapshots {
@@ -65,13 +67,15 @@ impl Snapshots {
             let Some(volume) = now.or(before) else { return };
             let concerned = contents.filter(|content| {
                 volume_name(content) == volume.name()
+                    || (volume.volume_id().is_some()
+                        && content.spec.source.volume_handle.as_deref() == volume.volume_id())
                     || (handle(content).is_some() && handle(content) == volume.volume_id())
             });
             for content in concerned {
                 told.add(content.name_any());
             }
         });
-        Snapshots { context, release, work }
+        Snapshots { context, release, work, refusals: Refusals::new(PATIENCE) }
     }
 
     /// The names that wait.
@@ -120,7 +124,11 @@ impl Snapshots {
             Act::Nothing => {}
             Act::Mark => self.mark(content, json!("yes")).await?,
             Act::Unmark => self.mark(content, Value::Null).await?,
+            Act::Later => return Ok(Outcome::Failed),
             Act::Create(object) => {
+                if let Some(rest) = self.refusals.rest(&content.name_any()) {
+                    return Ok(Outcome::After(rest));
+                }
                 tracing::info!(
                     content = content.name_any(),
                     volume = object.name(),
@@ -134,6 +142,7 @@ impl Snapshots {
                 }
             }
             Act::Ready { handle, created, size } => {
+                self.refusals.forget(&content.name_any());
                 let size = i64::try_from(size).unwrap_or(i64::MAX);
                 let status = json!({
                     "snapshotHandle": handle, "creationTime": created, "restoreSize": size, "readyToUse": true,
@@ -152,6 +161,7 @@ impl Snapshots {
                 let status = json!({ "readyToUse": false, "error": { "message": message, "time": now } });
                 self.tell(content, status).await?;
                 if over && let Some(volume) = &volume {
+                    self.refusals.refuse(&content.name_any());
                     self.mark(content, Value::Null).await?;
                     write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await?;
                 }
@@ -181,12 +191,11 @@ impl Snapshots {
         volume: Option<&LogicalVolume>,
     ) -> Result<Outcome, kube::Error> {
         let Some(volume) = volume.filter(|volume| !volume.is_deleted()) else { return Ok(Outcome::Done) };
-        if let Some(kept) = self.release.release(volume).await? {
+        tracing::info!(content = content.name_any(), volume = volume.name(), "is to be deleted");
+        if let Some(kept) = self.release.remove(volume).await? {
             self.context.events.warn(self.about(content), "SnapshotDeleteError", kept.to_string());
             return Ok(Outcome::Failed);
         }
-        tracing::info!(content = content.name_any(), volume = volume.name(), "is deleted");
-        write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await?;
         Ok(Outcome::Done)
     }
 

@@ -92,7 +92,8 @@ impl ClusterVolumes {
             }
         });
         let made = tokio::time::timeout_at(deadline.into(), made).await.map_err(|_| too_late(&name))?;
-        if made.as_ref().is_err_and(|error| error.kind != Kind::Busy) {
+        let never_made = volumes.named(&name).is_some_and(|volume| volume.volume_id().is_none());
+        if never_made && made.as_ref().is_err_and(|error| error.kind != Kind::Busy) {
             // What was refused is taken away, so that the same request can be tried again.
             let delete = write::delete(&self.context.logical_volumes(), &name, present.uid()).await;
             delete.map_err(|error| failed(&error))?;
@@ -104,15 +105,12 @@ impl ClusterVolumes {
         // Its name is as unknown as its absence: the store is complete, and is told of all that we make.
         let Some(volume) = self.context.stores.by_handle(id) else { return Ok(()) };
         if !volume.is_deleted() {
-            let released = self.release.release(&volume).await;
-            match released {
+            match self.release.remove(&volume).await {
                 Ok(None) => {}
                 Ok(Some(kept)) => return Err(Error::new(Kind::Precondition, kept.to_string())),
                 Err(error) if is_conflict(&error) => return Err(too_late(volume.name())),
                 Err(error) => return Err(failed(&error)),
             }
-            let deleted = write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await;
-            deleted.map_err(|error| failed(&error))?;
         }
         let gone =
             self.context.stores.volumes.until(|_| self.context.stores.by_handle(id).is_none().then_some(()));

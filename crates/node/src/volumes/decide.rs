@@ -15,7 +15,7 @@ pub(super) enum Lv {
         size: Bytes,
         /// Whether it was finished: a copy may have been interrupted.
         finished: bool,
-        /// Whether we made it and nobody has used it.
+        /// Whether we made it for a filesystem, and have not made one yet.
         unused: bool,
     },
     /// It is in none of our volume groups, and all of them are there.
@@ -39,7 +39,7 @@ pub(super) enum Act {
     Remove,
     /// Let the object go: there is no LV.
     LetGo,
-    /// Say that nobody has used it: nobody wants it any more.
+    /// Look whether anybody else has used it; if not, say so: nobody wants it any more.
     Vouch,
     /// Say that it is somebody's data though nobody names it any more.
     Retain,

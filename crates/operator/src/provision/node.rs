@@ -43,10 +43,10 @@ impl Nodes<'_> {
             .max_by_key(|(room, name)| (*room, std::cmp::Reverse(*name)));
         match best {
             Some((_, name)) => Ok((*name).to_owned()),
-            None => {
-                let most = rooms.iter().map(|(room, _)| *room).max().unwrap_or_default();
-                Err(format!("no node has room for {size} bytes: the most that can be had is {most}"))
-            }
+            None => Err(format!(
+                "no node has room for {size} bytes of device class {}",
+                spelled(&parameters.device_class)
+            )),
         }
     }
 
@@ -150,7 +150,7 @@ mod tests {
         assert!(
             all.roomiest(&class(json!([])), &parameters, 21)
                 .unwrap_err()
-                .contains("the most that can be had is 20")
+                .contains("no node has room for 21 bytes")
         );
         let zone = class(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["x"]}]}]));
         assert!(all.roomiest(&zone, &parameters, 5).is_err());

@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use kube::Api;
 use lvms_api::{LogicalVolume, Quantity};
-use lvms_cluster::slim::{Claim, DataSource, PersistentVolume, SnapshotContent, VolumeSnapshot, annotation};
+use lvms_cluster::slim::{
+    Claim, DataSource, PersistentVolume, SnapshotContent, VolumeSnapshot, annotation, has_finalizer,
+};
 
 use super::decide::Source;
 use crate::Context;
+use crate::protect::{CLONED, RESTORED};
 
 /// Makes a change of the volume mode between snapshot and copy allowed.
 const MODE_CHANGE: &str = "snapshot.storage.kubernetes.io/allow-volume-mode-change";
@@ -42,7 +45,8 @@ async fn of_claim(
     let Some(origin) = claims.get_opt(name).await? else {
         return Ok(Err(format!("there is no PersistentVolumeClaim {name:?}")));
     };
-    if origin.metadata.deletion_timestamp.is_some() {
+    // One that we have protected waits for us.
+    if origin.metadata.deletion_timestamp.is_some() && !has_finalizer(&origin.metadata, CLONED) {
         return Ok(Err(format!("PersistentVolumeClaim {name:?} is being deleted")));
     }
     if origin.status.phase != "Bound" {
@@ -73,7 +77,7 @@ async fn of_snapshot(
     let Some(snapshot) = snapshots.get_opt(name).await? else {
         return Ok(Err(format!("there is no VolumeSnapshot {name:?}")));
     };
-    if snapshot.metadata.deletion_timestamp.is_some() {
+    if snapshot.metadata.deletion_timestamp.is_some() && !has_finalizer(&snapshot.metadata, RESTORED) {
         return Ok(Err(format!("VolumeSnapshot {name:?} is being deleted")));
     }
     let not_ready = || Ok(Err(format!("VolumeSnapshot {name:?} is not ready")));

@@ -151,10 +151,13 @@ fn grow(view: &View<'_>, target: u64, promised: u64) -> Act {
     let size = status.current_size.as_ref().and_then(|size| size.bytes().ok());
     let Some(size) = size else { return Act::Nothing };
     if size < target {
-        if view.volume.spec.size.bytes().unwrap_or(0) < target {
+        let asked = view.volume.spec.size.bytes().unwrap_or(0);
+        let refused = status.code != 0 && !view.stale;
+        // What was asked for before and refused is not asked for any more.
+        if asked < target || (refused && asked > target) {
             return Act::Ask(target);
         }
-        if status.code != 0 && !view.stale {
+        if refused {
             let infeasible = INFEASIBLE.contains(&status.code);
             return Act::Fail { size: target, infeasible, message: status.message };
         }
@@ -269,6 +272,9 @@ mod tests {
         refused.stale = true;
         assert_eq!(refused.decide(), Act::Nothing);
         refused.stale = false;
+        refused.wish = 100 * GIB;
+        assert_eq!(refused.decide(), Act::Ask(2 * GIB));
+        refused.wish = 2 * GIB;
         refused.status.code = 13;
         assert!(matches!(refused.decide(), Act::Fail { infeasible: false, .. }));
     }

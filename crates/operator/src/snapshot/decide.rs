@@ -42,6 +42,8 @@ pub(super) enum Act {
         created: i64,
         size: u64,
     },
+    /// Nothing has changed since it was said what is wrong: look again later.
+    Later,
     /// It is ready, or will not be: take the mark away.
     Unmark,
     /// Say what is wrong; `over` if the LogicalVolume that could not be made is to be taken away.
@@ -162,7 +164,7 @@ fn ready_as(volume: &LogicalVolume) -> Act {
 /// The same is not said twice.
 fn fail(content: &SnapshotContent, message: String, over: bool) -> Act {
     let said = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.clone());
-    if said.as_ref() == Some(&message) && !over { Act::Nothing } else { Act::Fail { message, over } }
+    if said.as_ref() == Some(&message) && !over { Act::Later } else { Act::Fail { message, over } }
 }
 
 #[cfg(test)]
@@ -226,7 +228,7 @@ mod tests {
         let Act::Fail { message, over: false } = decided(&content, None) else { panic!() };
         assert!(message.contains("spec.source.snapshotHandle"), "{message}");
         content["status"] = json!({"readyToUse": false, "error": {"message": message}});
-        assert_eq!(decided(&content, None), Act::Nothing);
+        assert_eq!(decided(&content, None), Act::Later);
     }
 
     #[test]
