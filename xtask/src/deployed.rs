@@ -135,7 +135,7 @@ const CLASSES: &str = include_str!("deployed/classes.yaml");
 pub(crate) fn manifest_of(name: &str) -> Result<String> {
     let path = workspace::directory().join("deploy").join(format!("{name}.yaml"));
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    Ok(text.replace("image: lvms:latest", &format!("image: {IMAGE}\n        imagePullPolicy: Never")))
+    Ok(text.replace("image: lvms:latest", &format!("image: {IMAGE}")))
 }
 
 fn prepare(cluster: &Cluster, guest: &Guest) -> Result<()> {

@@ -18,7 +18,8 @@ pub struct LogicalVolume {
     pub types: TypeMeta,
     /// Its name, its uid, its marks.
     pub metadata: ObjectMeta,
-    /// What shall be.
+    /// What shall be. TopoLVM's definition does not ask for it; without one it is no node's.
+    #[serde(default)]
     pub spec: Spec,
     /// What is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -27,7 +28,7 @@ pub struct LogicalVolume {
 
 /// What shall be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct Spec {
     /// The object's name once more.
     pub name: String,

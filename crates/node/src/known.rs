@@ -5,7 +5,7 @@ use lvms_csi::{Error, Kind};
 use lvms_host::desired::{ClassKind, Desired, DeviceClass};
 use lvms_host::facts::Facts;
 use lvms_host::lvm::inventory::{self, Inventory};
-use lvms_host::names::{LvName, VolumePath};
+use lvms_host::names::{LvName, VgName, VolumePath};
 use uuid::Uuid;
 
 /// The parameter that names a device class, under both names that TopoLVM had.
@@ -37,6 +37,12 @@ fn ours<'a>(group: &inventory::Group, volume: &'a inventory::Volume) -> Option<F
     let other = volume.is_pool() || matches!(volume.kind, inventory::Kind::Other(_));
     let ours = known && !other && facts.temporary.is_none();
     ours.then(|| Found { path: group.path(&volume.name), volume, facts })
+}
+
+/// The volume group that has an LV of this name, whatever that is.
+pub fn has<'a>(inventory: &'a Inventory, id: &str) -> Option<&'a VgName> {
+    let name = LvName::parse(id).ok()?;
+    inventory.groups.values().find(|group| group.volumes.contains_key(&name)).map(|group| &group.name)
 }
 
 /// The volume or snapshot with this id, whatever it is: TopoLVM's snapshots do not say that they are some.

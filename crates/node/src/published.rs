@@ -154,6 +154,10 @@ fn is_published(engine: &Arc<Engine<Linux>>, volume: &VolumePath, path: &Path) -
 
 /// A volume for a single writer is published on one path at a time.
 fn is_alone(engine: &Arc<Engine<Linux>>, volume: &VolumePath, target: &Path) -> Result<(), Error> {
+    if is_published(engine, volume, target)? {
+        // A kubelet that was restarted publishes anew, and has bound the volume elsewhere for its own purposes.
+        return Ok(());
+    }
     let linux = engine.runner();
     let Some(device) = linux.device(&volume.mapper_name()).map_err(|error| internal(&error))? else {
         return Ok(());

@@ -76,10 +76,13 @@ impl Report {
         let status =
             self.host.blocking(move |engine, desired| Ok(status(engine, desired, before.as_ref()))).await;
         let status = status.map_err(|Error { message, .. }| message)?;
-        if last.as_ref() == Some(&status) {
-            return Ok(());
-        }
         let api: Api<LvmNode> = Api::namespaced(self.client.clone(), &self.namespace);
+        if last.as_ref() == Some(&status) {
+            // Somebody may have deleted it.
+            if api.get_opt(&self.node).await.map_err(|error| chain(&error))?.is_some() {
+                return Ok(());
+            }
+        }
         let patch = Patch::Merge(json!({ "status": status }));
         let mut patched = api.patch_status(&self.node, &PatchParams::default(), &patch).await;
         if patched.as_ref().is_err_and(is_not_found) {

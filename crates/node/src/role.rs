@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::{Connection, Events, Store};
 use lvms_csi::locks::Locks;
@@ -99,12 +99,15 @@ impl Role {
         let topology = (personality.topology_key(), node.clone());
         let identity = Identity { name: personality.driver().to_owned(), version: version.to_owned() };
         tracing::info!(socket = %socket.display(), node, driver = personality.driver(), "serves");
-        Server::builder()
+        let served = Server::builder()
             .layer(Telemetry { metrics })
             .add_service(IdentityServer::new(identity))
             .add_service(NodeServer::new(Node { volumes: host, locks, id: node, topology }))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
-            .await?;
-        Ok(())
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
+        tokio::select! {
+            served = served => Ok(served?),
+            // Whoever starts us again is better than a node that does half of its work.
+            ended = tasks.join_next() => bail!("a part of this node's work has ended: {ended:?}"),
+        }
     }
 }

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use self::decide::{Act, Lv, Making, decide};
 use crate::host_volumes::{HostVolumes, New, Present};
-use crate::known::{find_any, unknown};
+use crate::known::{find_any, has, unknown};
 
 /// An LV that is in use, or a disk that is gone: looked at again after a second, and later at the most after this.
 const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
@@ -139,7 +139,7 @@ impl Volumes {
 
     async fn act(self: &Arc<Self>, object: &LogicalVolume) -> Result<Outcome, Failure> {
         let mut lv = self.lv(object);
-        if lv == Lv::Absent && object.volume_id().is_some() {
+        if lv == Lv::Absent && (object.volume_id().is_some() || object.is_deleted()) {
             lv = self.second_look(object).await;
         }
         let act = decide(object, self.personality, &lv);
@@ -276,7 +276,8 @@ impl Volumes {
             options: object.spec.lvcreate_option_class.clone(),
             size,
             limit: None,
-            block: object.annotation(VOLUME_MODE) == Some("Block"),
+            // Who does not say gets zeros: it may become a block device.
+            block: object.annotation(VOLUME_MODE) != Some("Filesystem"),
             source,
         };
         self.alone(&locked, async move { host.make(new, None).await }).await
@@ -315,16 +316,32 @@ impl Volumes {
     fn lv(&self, object: &LogicalVolume) -> Lv {
         let id = object.volume_id().unwrap_or(object.uid());
         let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
-        match find_any(&desired, &inventory, id) {
-            Some(found) => Lv::Present {
+        if let Some(found) = find_any(&desired, &inventory, id) {
+            return Lv::Present {
                 size: found.volume.size,
-                finished: !found.facts.is_unfinished() && !is_half_made(found.volume),
+                finished: !(found.facts.is_unfinished()
+                    || found.facts.snapshot && is_half_made(found.volume)),
                 unused: found.facts.is_ours() && !found.facts.used && !found.facts.block,
-            },
-            None => match unknown(&desired, &inventory, "volumeID", id) {
-                Some(error) => Lv::Unknown(error.message),
-                None => Lv::Absent,
-            },
+            };
+        }
+        if let Some(group) = has(&inventory, id) {
+            let why = format!(
+                "it is in volume group {group}, of which no device class of this node is, or is no volume of ours"
+            );
+            return Lv::Unknown(why);
+        }
+        let stuck = desired.groups().into_iter().find_map(|group| self.host.engine.stuck(group));
+        if let Some(stuck) = stuck {
+            return Lv::Unknown(stuck.to_string());
+        }
+        // One that was never told of is where its class is, and nowhere else.
+        let class = desired.class(&object.spec.device_class).filter(|_| object.volume_id().is_none());
+        if class.is_some_and(|class| inventory.groups.contains_key(&class.group)) {
+            return Lv::Absent;
+        }
+        match unknown(&desired, &inventory, "volumeID", id) {
+            Some(error) => Lv::Unknown(error.message),
+            None => Lv::Absent,
         }
     }
 
@@ -365,7 +382,10 @@ impl Volumes {
             "code": if status.code == 0 { Value::Null } else { json!(status.code) },
             "message": text(&status.message),
         });
-        let patch = json!({ "metadata": { "uid": object.uid() }, "status": status });
+        let now = self.objects.named(object.name()).filter(|now| now.uid() == object.uid());
+        let version =
+            now.map_or(object.metadata.resource_version.clone(), |now| now.metadata.resource_version.clone());
+        let patch = json!({ "metadata": { "resourceVersion": version }, "status": status });
         let written =
             self.api().patch_status(object.name(), &PatchParams::default(), &Patch::Merge(patch)).await?;
         self.objects.answered(written);
@@ -388,7 +408,10 @@ fn is_as_told(object: &LogicalVolume, lv: &Lv) -> bool {
         Lv::Present { size, finished, .. } => {
             object.volume_id().is_some() && *finished && told == Some(size.0)
         }
-        Lv::Absent => object.volume_id().is_none(),
+        Lv::Absent => {
+            let lost = object.status.as_ref().is_some_and(|status| status.code == decide::LOST);
+            object.volume_id().is_none() || lost
+        }
         Lv::Unknown(_) => false,
     }
 }

@@ -25,17 +25,22 @@ impl<R: Runner> Volumes<R> {
     }
 
     pub(super) fn tell(&self, group: Group) {
-        self.known.send_modify(|inventory| {
+        self.known.send_if_modified(|inventory| {
+            if inventory.groups.get(&group.name).is_some_and(|known| **known == group) {
+                return false;
+            }
             Arc::make_mut(inventory).groups.insert(group.name.clone(), Arc::new(group));
+            true
         });
     }
 
-    /// The next look at this group asks LVM.
+    /// The next look at this group asks LVM. Nobody is told: nothing has changed yet.
     pub(super) fn forget(&self, name: &VgName) {
-        self.known.send_modify(|inventory| {
+        self.known.send_if_modified(|inventory| {
             if let Some(group) = Arc::make_mut(inventory).groups.get_mut(name) {
                 Arc::make_mut(group).seqno = UNKNOWN;
             }
+            false
         });
     }
 
@@ -93,9 +98,12 @@ impl<R: Runner> Volumes<R> {
                 group.seqno = UNKNOWN;
                 self.tell(group);
             }
-            None => self.known.send_modify(|inventory| {
-                Arc::make_mut(inventory).groups.remove(name);
-            }),
+            None => {
+                self.known.send_if_modified(|inventory| {
+                    inventory.groups.contains_key(name)
+                        && Arc::make_mut(inventory).groups.remove(name).is_some()
+                });
+            }
         }
     }
 }

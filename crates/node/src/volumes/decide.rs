@@ -126,6 +126,8 @@ fn coming(object: &LogicalVolume, status: &Status, size: Bytes, lv: &Lv) -> Act 
 fn staying(object: &LogicalVolume, status: &Status, wanted: Bytes, lv: &Lv) -> Act {
     let id = object.volume_id().unwrap_or_default();
     match lv {
+        // A growth of a block volume that was interrupted: what came to it is not zeroed yet.
+        Lv::Present { size, finished: false, .. } if !object.is_snapshot() => Act::Grow(wanted.max(*size)),
         Lv::Present { size, unused, .. } => {
             let known = status.current_size.as_ref().and_then(|size| size.bytes().ok());
             let lost_and_found = status.code == LOST;
@@ -248,6 +250,12 @@ mod tests {
         assert_eq!(decide(&object, P, &present(GIB)), Act::Grow(Bytes(2 * GIB)));
         object.status = Some(well("uid", Bytes(2 * GIB)));
         assert_eq!(decide(&object, P, &present(2 * GIB)), Act::Nothing);
+    }
+
+    #[test]
+    fn a_growth_that_was_interrupted_goes_on() {
+        let half = Lv::Present { size: Bytes(2 * GIB), finished: false, unused: false };
+        assert_eq!(decide(&settled(), P, &half), Act::Grow(Bytes(2 * GIB)));
     }
 
     #[test]
