@@ -1,15 +1,6 @@
 //! Objects of Kubernetes with the fields that are read, and no others: what is not named here is skipped while
 //! decoding and takes no memory. They are never written back whole; changes are patches.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
-use lvms_api::Quantity;
-use lvms_api::names::kubernetes::STORAGE_CLASS;
-use serde::{Deserialize, Deserializer, Serialize};
-
 /// Says where the API has a kind.
 macro_rules! kind {
     ($type:ident, $kind:literal, $group:literal, $version:literal, $plural:literal, $scope:ident) => {
@@ -44,32 +35,30 @@ macro_rules! kind {
     };
 }
 
+mod nodes;
+mod snapshots;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use lvms_api::Quantity;
+use lvms_api::names::kubernetes::STORAGE_CLASS;
+use serde::{Deserialize, Deserializer, Serialize};
+
+pub use nodes::{CsiNode, CsiNodeSpec, Event, Node, NodeDriver, NodeSpec, Pod, PodClaim, PodSpec, PodVolume};
+pub use snapshots::{
+    ContentError, ContentSource, ContentSpec, ContentStatus, SnapshotContent, SnapshotReference,
+    SnapshotStatus, VolumeSnapshot,
+};
+
 kind!(Claim, "PersistentVolumeClaim", "", "v1", "persistentvolumeclaims", NamespaceResourceScope);
 kind!(PersistentVolume, "PersistentVolume", "", "v1", "persistentvolumes", ClusterResourceScope);
 kind!(StorageClass, "StorageClass", "storage.k8s.io", "v1", "storageclasses", ClusterResourceScope);
-kind!(Node, "Node", "", "v1", "nodes", ClusterResourceScope);
-kind!(CsiNode, "CSINode", "storage.k8s.io", "v1", "csinodes", ClusterResourceScope);
 kind!(Capacity, "CSIStorageCapacity", "storage.k8s.io", "v1", "csistoragecapacities", NamespaceResourceScope);
 
-kind!(Pod, "Pod", "", "v1", "pods", NamespaceResourceScope);
 kind!(Event, "Event", "", "v1", "events", NamespaceResourceScope);
-kind!(
-    VolumeSnapshot,
-    "VolumeSnapshot",
-    "snapshot.storage.k8s.io",
-    "v1",
-    "volumesnapshots",
-    NamespaceResourceScope
-);
-kind!(
-    SnapshotContent,
-    "VolumeSnapshotContent",
-    "snapshot.storage.k8s.io",
-    "v1",
-    "volumesnapshotcontents",
-    ClusterResourceScope
-);
-
 /// A PersistentVolumeClaim.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Claim {
@@ -354,105 +343,6 @@ impl StorageClass {
     }
 }
 
-/// A Node.
-#[derive(Debug, Clone, Deserialize)]
-pub struct Node {
-    /// Its name, its labels, its annotations.
-    pub metadata: ObjectMeta,
-    /// What shall be.
-    #[serde(default, deserialize_with = "or_default")]
-    pub spec: NodeSpec,
-}
-
-/// What shall be with a node.
-#[derive(Debug, Clone, Deserialize, Default)]
-pub struct NodeSpec {
-    /// That no new pods shall be on it.
-    #[serde(default, deserialize_with = "or_default")]
-    pub unschedulable: bool,
-}
-
-/// A Pod, as far as its volumes go.
-#[derive(Debug, Clone, Deserialize)]
-pub struct Pod {
-    /// Its name.
-    pub metadata: ObjectMeta,
-    /// What it consists of.
-    #[serde(default, deserialize_with = "or_default")]
-    pub spec: PodSpec,
-}
-
-/// What a pod consists of.
-#[derive(Debug, Clone, Deserialize, Default)]
-pub struct PodSpec {
-    /// Its volumes.
-    #[serde(default, deserialize_with = "or_default")]
-    pub volumes: Vec<PodVolume>,
-}
-
-/// A volume of a pod.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PodVolume {
-    /// What the pod calls it.
-    pub name: String,
-    /// The claim that it is of.
-    pub persistent_volume_claim: Option<PodClaim>,
-    /// That it has a claim of its own, which lives as long as the pod.
-    pub ephemeral: Option<Anything>,
-}
-
-/// The claim of a pod's volume.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PodClaim {
-    /// Its name.
-    pub claim_name: String,
-}
-
-impl Pod {
-    /// Whether it uses a claim.
-    pub fn uses(&self, claim: &str) -> bool {
-        let pod = self.metadata.name.as_deref().unwrap_or_default();
-        self.spec.volumes.iter().any(|volume| {
-            let named = volume.persistent_volume_claim.as_ref().is_some_and(|of| of.claim_name == claim);
-            named || (volume.ephemeral.is_some() && claim == format!("{pod}-{}", volume.name))
-        })
-    }
-}
-
-/// An Event, of which nothing is read.
-#[derive(Debug, Clone, Deserialize)]
-pub struct Event {
-    /// Its name.
-    pub metadata: ObjectMeta,
-}
-
-/// The drivers that the kubelet of a node knows.
-#[derive(Debug, Clone, Deserialize)]
-pub struct CsiNode {
-    /// Named after the node.
-    pub metadata: ObjectMeta,
-    /// What the kubelet has written.
-    #[serde(default, deserialize_with = "or_default")]
-    pub spec: CsiNodeSpec,
-}
-
-/// What the kubelet has written.
-#[derive(Debug, Clone, Deserialize, Default)]
-pub struct CsiNodeSpec {
-    /// One for each driver.
-    #[serde(default, deserialize_with = "or_default")]
-    pub drivers: Vec<NodeDriver>,
-}
-
-/// A driver that a kubelet knows.
-#[derive(Debug, Clone, Deserialize)]
-pub struct NodeDriver {
-    /// Its name.
-    pub name: String,
-}
-
 /// A CSIStorageCapacity: what the scheduler believes of a class on a node.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -476,102 +366,6 @@ pub struct NodeTopology {
     /// All of them.
     #[serde(default, deserialize_with = "or_default")]
     pub match_labels: BTreeMap<String, String>,
-}
-
-/// A VolumeSnapshot: what a person asks for and sees.
-#[derive(Debug, Clone, Deserialize)]
-pub struct VolumeSnapshot {
-    /// Its name, its uid, its marks.
-    pub metadata: ObjectMeta,
-    /// How it is.
-    #[serde(default, deserialize_with = "or_default")]
-    pub status: SnapshotStatus,
-}
-
-/// How a snapshot is.
-#[derive(Debug, Clone, Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-pub struct SnapshotStatus {
-    /// The content that it is bound to.
-    pub bound_volume_snapshot_content_name: Option<String>,
-    /// Whether it can be restored.
-    pub ready_to_use: Option<bool>,
-    /// The least size of a volume that it can be restored to.
-    pub restore_size: Option<Quantity>,
-}
-
-/// A VolumeSnapshotContent: what the driver makes.
-#[derive(Debug, Clone, Deserialize)]
-pub struct SnapshotContent {
-    /// Its name, its uid, its marks.
-    pub metadata: ObjectMeta,
-    /// What shall be.
-    pub spec: ContentSpec,
-    /// What is.
-    pub status: Option<ContentStatus>,
-}
-
-/// What a VolumeSnapshotContent shall be.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ContentSpec {
-    /// Whose.
-    pub driver: String,
-    /// `Delete` or `Retain`.
-    #[serde(default, deserialize_with = "or_default")]
-    pub deletion_policy: String,
-    /// Of what, or which.
-    #[serde(default, deserialize_with = "or_default")]
-    pub source: ContentSource,
-    /// The VolumeSnapshot that it is bound to, or shall be.
-    pub volume_snapshot_ref: SnapshotReference,
-    /// Its class.
-    pub volume_snapshot_class_name: Option<String>,
-    /// `Filesystem` or `Block`, of the volume.
-    pub source_volume_mode: Option<String>,
-}
-
-/// Of which volume a content is a snapshot, or which snapshot it is.
-#[derive(Debug, Clone, Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-pub struct ContentSource {
-    /// Of this volume.
-    pub volume_handle: Option<String>,
-    /// This one, which was there before.
-    pub snapshot_handle: Option<String>,
-}
-
-/// A VolumeSnapshot that something is bound to.
-#[derive(Debug, Clone, Deserialize, Default)]
-pub struct SnapshotReference {
-    /// Its namespace.
-    #[serde(default, deserialize_with = "or_default")]
-    pub namespace: String,
-    /// Its name.
-    #[serde(default, deserialize_with = "or_default")]
-    pub name: String,
-    /// Its uid.
-    #[serde(default, deserialize_with = "or_default")]
-    pub uid: String,
-}
-
-/// What a VolumeSnapshotContent is.
-#[derive(Debug, Clone, Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-pub struct ContentStatus {
-    /// What the driver calls it.
-    pub snapshot_handle: Option<String>,
-    /// Whether it can be restored.
-    pub ready_to_use: Option<bool>,
-    /// What is wrong.
-    pub error: Option<ContentError>,
-}
-
-/// What is wrong with a snapshot.
-#[derive(Debug, Clone, Deserialize, Default)]
-pub struct ContentError {
-    /// For people.
-    pub message: Option<String>,
 }
 
 /// What Go writes for a list or a map without anything in it may be `null`.
@@ -599,20 +393,6 @@ pub fn has_finalizer(metadata: &ObjectMeta, finalizer: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_pod_uses_its_claims_and_those_that_live_with_it() {
-        let pod: Pod = serde_json::from_value(serde_json::json!({
-            "metadata": {"name": "p"},
-            "spec": {"volumes": [
-                {"name": "a", "persistentVolumeClaim": {"claimName": "data"}},
-                {"name": "b", "ephemeral": {"volumeClaimTemplate": {}}},
-                {"name": "c", "emptyDir": {}},
-            ]},
-        }))
-        .unwrap();
-        assert!(pod.uses("data") && pod.uses("p-b") && !pod.uses("p-c") && !pod.uses("p-a"));
-    }
 
     #[test]
     fn a_list_without_anything_in_it_may_be_null() {

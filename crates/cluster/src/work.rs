@@ -121,7 +121,22 @@ impl<K: Ord + Clone + Debug + Send + Sync + 'static> Busy for Work<K> {
     }
 }
 
+/// Who looks at what has to be looked at.
+pub trait Looks<K>: Send + Sync + 'static {
+    /// Looks at one, and does what comes next.
+    fn look(&self, key: &K) -> impl Future<Output = Outcome> + Send;
+}
+
 impl<K: Ord + Clone + Debug + Send + Sync + 'static> Work<K> {
+    /// Lets somebody look, at so many at a time, for ever.
+    pub async fn looked_at_by<L: Looks<K>>(self: Arc<Self>, who: Arc<L>, at_a_time: usize) {
+        let looking = move |key: K| {
+            let who = Arc::clone(&who);
+            async move { who.look(&key).await }
+        };
+        self.run(at_a_time, looking).await;
+    }
+
     /// Nothing to do yet. The name is for the log and for figures.
     pub fn new(name: &'static str, patience: Patience) -> Arc<Work<K>> {
         let state = State {

@@ -11,7 +11,7 @@ use lvms_api::names::DEFAULT_CLASS;
 use lvms_api::{LvmNode, Personality, Quantity};
 use lvms_cluster::slim::{Capacity as Published, Node, StorageClass, label};
 use lvms_cluster::store::chain;
-use lvms_cluster::work::Patience;
+use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, Created, passes};
 use lvms_cluster::{Outcome, Work};
 use serde_json::{Value, json};
@@ -102,37 +102,7 @@ impl Capacity {
 
     /// Publishes for ever.
     pub async fn run(self) {
-        let capacity = Arc::new(self);
-        Arc::clone(&capacity.work)
-            .run(AT_ONCE, move |item| {
-                let capacity = Arc::clone(&capacity);
-                async move { capacity.look(&item).await }
-            })
-            .await;
-    }
-
-    async fn look(&self, item: &Item) -> Outcome {
-        let last = self.written().get(item).copied();
-        if let Some(rest) = last.and_then(|last| INTERVAL.checked_sub(last.elapsed()))
-            && !rest.is_zero()
-        {
-            return Outcome::After(rest);
-        }
-        let done = match item {
-            Item::Pair { class, node } => self.publish(class, node).await,
-            Item::Annotations(node) => self.annotate(node).await,
-        };
-        match done {
-            Ok(true) => {
-                self.written().insert(item.clone(), Instant::now());
-                Outcome::Done
-            }
-            Ok(false) => Outcome::Done,
-            Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(?item, error = %chain(&error), "capacity could not be published");
-                Outcome::Failed
-            }),
-        }
+        Arc::clone(&self.work).looked_at_by(Arc::new(self), AT_ONCE).await;
     }
 
     fn written(&self) -> std::sync::MutexGuard<'_, BTreeMap<Item, Instant>> {
@@ -235,6 +205,32 @@ impl Capacity {
 
     fn api(&self, namespace: &str) -> Api<Published> {
         Api::namespaced(self.context.client.clone(), namespace)
+    }
+}
+
+impl Looks<Item> for Capacity {
+    async fn look(&self, item: &Item) -> Outcome {
+        let last = self.written().get(item).copied();
+        if let Some(rest) = last.and_then(|last| INTERVAL.checked_sub(last.elapsed()))
+            && !rest.is_zero()
+        {
+            return Outcome::After(rest);
+        }
+        let done = match item {
+            Item::Pair { class, node } => self.publish(class, node).await,
+            Item::Annotations(node) => self.annotate(node).await,
+        };
+        match done {
+            Ok(true) => {
+                self.written().insert(item.clone(), Instant::now());
+                Outcome::Done
+            }
+            Ok(false) => Outcome::Done,
+            Err(error) => passes(&error).unwrap_or_else(|| {
+                tracing::warn!(?item, error = %chain(&error), "capacity could not be published");
+                Outcome::Failed
+            }),
+        }
     }
 }
 

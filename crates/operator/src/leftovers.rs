@@ -10,7 +10,7 @@ use lvms_api::names::kubernetes::SELECTED_NODE;
 use lvms_api::{LogicalVolume, LvmNode};
 use lvms_cluster::slim::{Claim, Node, annotation, has_finalizer};
 use lvms_cluster::store::chain;
-use lvms_cluster::work::Patience;
+use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, is_not_found, passes};
 use lvms_cluster::{Key, Outcome, Reference, Work};
 use serde_json::json;
@@ -89,28 +89,7 @@ impl Leftovers {
 
     /// Clears up for ever.
     pub async fn run(self) {
-        let leftovers = Arc::new(self);
-        Arc::clone(&leftovers.work)
-            .run(AT_ONCE, move |item| {
-                let leftovers = Arc::clone(&leftovers);
-                async move { leftovers.look(&item).await }
-            })
-            .await;
-    }
-
-    async fn look(&self, item: &Item) -> Outcome {
-        let done = match item {
-            Item::Claim(key) => self.strip(key).await,
-            Item::Node(name) => self.depart(name).await,
-            Item::Gone(name) => self.forget(name).await,
-        };
-        match done {
-            Ok(()) => Outcome::Done,
-            Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(?item, error = %chain(&error), "what a predecessor has left is still there");
-                Outcome::Failed
-            }),
-        }
+        Arc::clone(&self.work).looked_at_by(Arc::new(self), AT_ONCE).await;
     }
 
     async fn strip(&self, key: &Key) -> Result<(), kube::Error> {
@@ -191,5 +170,22 @@ impl Leftovers {
             Ok(_) => {}
         }
         write::delete(&api, volume.name(), volume.uid()).await.map(drop)
+    }
+}
+
+impl Looks<Item> for Leftovers {
+    async fn look(&self, item: &Item) -> Outcome {
+        let done = match item {
+            Item::Claim(key) => self.strip(key).await,
+            Item::Node(name) => self.depart(name).await,
+            Item::Gone(name) => self.forget(name).await,
+        };
+        match done {
+            Ok(()) => Outcome::Done,
+            Err(error) => passes(&error).unwrap_or_else(|| {
+                tracing::warn!(?item, error = %chain(&error), "what a predecessor has left is still there");
+                Outcome::Failed
+            }),
+        }
     }
 }

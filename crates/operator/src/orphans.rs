@@ -10,7 +10,7 @@ use lvms_api::LogicalVolume;
 use lvms_api::names::{CLAIM, ORPHANED, UNUSED};
 use lvms_cluster::slim::{Claim, PersistentVolume};
 use lvms_cluster::store::chain;
-use lvms_cluster::work::Patience;
+use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, passes};
 use lvms_cluster::{Outcome, Work};
 use serde_json::json;
@@ -76,24 +76,7 @@ impl Orphans {
 
     /// Collects for ever.
     pub async fn run(self) {
-        let orphans = Arc::new(self);
-        Arc::clone(&orphans.work)
-            .run(AT_ONCE, move |name| {
-                let orphans = Arc::clone(&orphans);
-                async move { orphans.look(&name).await }
-            })
-            .await;
-    }
-
-    async fn look(&self, name: &str) -> Outcome {
-        let Some(volume) = self.context.stores.volumes.named(name) else { return Outcome::Done };
-        match self.act(&volume).await {
-            Ok(()) => Outcome::Done,
-            Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(volume = name, error = %chain(&error), "whether somebody wants it is not known");
-                Outcome::Failed
-            }),
-        }
+        Arc::clone(&self.work).looked_at_by(Arc::new(self), AT_ONCE).await;
     }
 
     async fn act(&self, volume: &LogicalVolume) -> Result<(), kube::Error> {
@@ -130,5 +113,18 @@ impl Orphans {
         }
         let volumes: Api<PersistentVolume> = Api::all(self.context.client.clone());
         Ok(volumes.get_opt(volume.name()).await?.is_some())
+    }
+}
+
+impl Looks<String> for Orphans {
+    async fn look(&self, name: &String) -> Outcome {
+        let Some(volume) = self.context.stores.volumes.named(name) else { return Outcome::Done };
+        match self.act(&volume).await {
+            Ok(()) => Outcome::Done,
+            Err(error) => passes(&error).unwrap_or_else(|| {
+                tracing::warn!(volume = name, error = %chain(&error), "whether somebody wants it is not known");
+                Outcome::Failed
+            }),
+        }
     }
 }

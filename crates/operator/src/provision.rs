@@ -15,7 +15,7 @@ use lvms_api::LogicalVolume;
 use lvms_api::names::kubernetes::SELECTED_NODE;
 use lvms_cluster::slim::{Claim, PersistentVolume, StorageClass};
 use lvms_cluster::store::chain;
-use lvms_cluster::work::{Patience, Refusals};
+use lvms_cluster::work::{Looks, Patience, Refusals};
 use lvms_cluster::write::{self, Created, is_not_found, passes};
 use lvms_cluster::{Key, Outcome, Reference, Work};
 use serde_json::json;
@@ -106,24 +106,7 @@ impl Provision {
 
     /// Provisions for ever.
     pub async fn run(self) {
-        let provision = Arc::new(self);
-        Arc::clone(&provision.work)
-            .run(AT_ONCE, move |key| {
-                let provision = Arc::clone(&provision);
-                async move { provision.look(&key).await }
-            })
-            .await;
-    }
-
-    async fn look(&self, key: &Key) -> Outcome {
-        let Some(claim) = self.context.stores.claims.get(key) else { return Outcome::Done };
-        match self.act(&claim).await {
-            Ok(outcome) => outcome,
-            Err(error) => passes(&error).unwrap_or_else(|| {
-                self.fail(&claim, chain(&error));
-                Outcome::Failed
-            }),
-        }
+        Arc::clone(&self.work).looked_at_by(Arc::new(self), AT_ONCE).await;
     }
 
     async fn act(&self, claim: &Claim) -> Result<Outcome, kube::Error> {
@@ -284,5 +267,18 @@ impl Provision {
 
     fn about(&self, claim: &Claim) -> Reference {
         Reference::to(claim, &())
+    }
+}
+
+impl Looks<Key> for Provision {
+    async fn look(&self, key: &Key) -> Outcome {
+        let Some(claim) = self.context.stores.claims.get(key) else { return Outcome::Done };
+        match self.act(&claim).await {
+            Ok(outcome) => outcome,
+            Err(error) => passes(&error).unwrap_or_else(|| {
+                self.fail(&claim, chain(&error));
+                Outcome::Failed
+            }),
+        }
     }
 }

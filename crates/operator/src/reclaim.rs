@@ -9,7 +9,7 @@ use lvms_api::Personality;
 use lvms_api::names::kubernetes::{PROVISIONED_BY, VOLUME_FINALIZER};
 use lvms_cluster::slim::{PersistentVolume, annotation, has_finalizer};
 use lvms_cluster::store::chain;
-use lvms_cluster::work::Patience;
+use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, passes};
 use lvms_cluster::{Outcome, Reference, Work};
 
@@ -70,24 +70,7 @@ impl Reclaim {
 
     /// Reclaims for ever.
     pub async fn run(self) {
-        let reclaim = Arc::new(self);
-        Arc::clone(&reclaim.work)
-            .run(AT_ONCE, move |name| {
-                let reclaim = Arc::clone(&reclaim);
-                async move { reclaim.look(&name).await }
-            })
-            .await;
-    }
-
-    async fn look(&self, name: &str) -> Outcome {
-        let Some(volume) = self.context.stores.persistent.named(name) else { return Outcome::Done };
-        match self.act(&volume).await {
-            Ok(outcome) => outcome,
-            Err(error) => passes(&error).unwrap_or_else(|| {
-                self.fail(&volume, chain(&error));
-                Outcome::Failed
-            }),
-        }
+        Arc::clone(&self.work).looked_at_by(Arc::new(self), AT_ONCE).await;
     }
 
     async fn act(&self, volume: &PersistentVolume) -> Result<Outcome, kube::Error> {
@@ -162,6 +145,19 @@ impl Reclaim {
 
     fn api(&self) -> Api<PersistentVolume> {
         Api::all(self.context.client.clone())
+    }
+}
+
+impl Looks<String> for Reclaim {
+    async fn look(&self, name: &String) -> Outcome {
+        let Some(volume) = self.context.stores.persistent.named(name) else { return Outcome::Done };
+        match self.act(&volume).await {
+            Ok(outcome) => outcome,
+            Err(error) => passes(&error).unwrap_or_else(|| {
+                self.fail(&volume, chain(&error));
+                Outcome::Failed
+            }),
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use lvms_api::names::RESIZE_REQUESTED;
 use lvms_api::{LogicalVolume, Quantity};
 use lvms_cluster::slim::{Claim, ClaimCondition, PersistentVolume, Pod};
 use lvms_cluster::store::chain;
-use lvms_cluster::work::Patience;
+use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, is_not_found, passes};
 use lvms_cluster::{Key, Outcome, Reference, Work};
 use serde_json::{Value, json};
@@ -89,23 +89,7 @@ impl Resize {
 
     /// Grows for ever.
     pub async fn run(self) {
-        let resize = Arc::new(self);
-        Arc::clone(&resize.work)
-            .run(AT_ONCE, move |key| {
-                let resize = Arc::clone(&resize);
-                async move { resize.look(&key).await }
-            })
-            .await;
-    }
-
-    async fn look(&self, key: &Key) -> Outcome {
-        match self.act(key).await {
-            Ok(outcome) => outcome,
-            Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(claim = %key, error = %chain(&error), "its growth could not be written");
-                Outcome::Failed
-            }),
-        }
+        Arc::clone(&self.work).looked_at_by(Arc::new(self), AT_ONCE).await;
     }
 
     async fn act(&self, key: &Key) -> Result<Outcome, kube::Error> {
@@ -265,6 +249,18 @@ impl Resize {
 
     fn claims(&self, namespace: &str) -> Api<Claim> {
         Api::namespaced(self.context.client.clone(), namespace)
+    }
+}
+
+impl Looks<Key> for Resize {
+    async fn look(&self, key: &Key) -> Outcome {
+        match self.act(key).await {
+            Ok(outcome) => outcome,
+            Err(error) => passes(&error).unwrap_or_else(|| {
+                tracing::warn!(claim = %key, error = %chain(&error), "its growth could not be written");
+                Outcome::Failed
+            }),
+        }
     }
 }
 

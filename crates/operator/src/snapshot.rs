@@ -12,7 +12,7 @@ use kube::{Api, ResourceExt};
 use lvms_api::LogicalVolume;
 use lvms_cluster::slim::SnapshotContent;
 use lvms_cluster::store::{self, Keep, chain};
-use lvms_cluster::work::{Patience, Refusals};
+use lvms_cluster::work::{Looks, Patience, Refusals};
 use lvms_cluster::write::{self, Created, is_not_found, passes};
 use lvms_cluster::{Connection, Outcome, Reference, Store, Work};
 use serde_json::{Value, json};
@@ -85,24 +85,7 @@ impl Snapshots {
 
     /// Makes them for ever.
     pub async fn run(self) {
-        let snapshots = Arc::new(self);
-        Arc::clone(&snapshots.work)
-            .run(AT_ONCE, move |name| {
-                let snapshots = Arc::clone(&snapshots);
-                async move { snapshots.look(&name).await }
-            })
-            .await;
-    }
-
-    async fn look(&self, name: &str) -> Outcome {
-        let Some(content) = self.context.stores.contents.named(name) else { return Outcome::Done };
-        match self.act(&content).await {
-            Ok(outcome) => outcome,
-            Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(content = name, error = %chain(&error), "the snapshot could not be written");
-                Outcome::Failed
-            }),
-        }
+        Arc::clone(&self.work).looked_at_by(Arc::new(self), AT_ONCE).await;
     }
 
     async fn act(&self, content: &SnapshotContent) -> Result<Outcome, kube::Error> {
@@ -221,5 +204,18 @@ impl Snapshots {
 
     fn api(&self) -> Api<SnapshotContent> {
         Api::all(self.context.client.clone())
+    }
+}
+
+impl Looks<String> for Snapshots {
+    async fn look(&self, name: &String) -> Outcome {
+        let Some(content) = self.context.stores.contents.named(name) else { return Outcome::Done };
+        match self.act(&content).await {
+            Ok(outcome) => outcome,
+            Err(error) => passes(&error).unwrap_or_else(|| {
+                tracing::warn!(content = name, error = %chain(&error), "the snapshot could not be written");
+                Outcome::Failed
+            }),
+        }
     }
 }
