@@ -189,14 +189,18 @@ impl LvmNode {
         self.metadata.name.as_deref().unwrap_or_default()
     }
 
+    /// A device class, or the default one if none is named.
+    pub fn class(&self, name: &str) -> Option<&DeviceClass> {
+        self.status.as_ref()?.device_classes.iter().find(|offered| match name {
+            "" => offered.default,
+            name => offered.name == name,
+        })
+    }
+
     /// The largest volume that a device class can give, with the options of a class of options if one is named. `None`
     /// if the node offers no such thing.
     pub fn available(&self, class: &str, options: &str) -> Option<u64> {
-        let classes = &self.status.as_ref()?.device_classes;
-        let class = classes.iter().find(|offered| match class {
-            "" => offered.default,
-            class => offered.name == class,
-        })?;
+        let class = self.class(class)?;
         let available = match options {
             "" => &class.available,
             options => {

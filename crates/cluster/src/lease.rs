@@ -21,7 +21,9 @@ pub struct Timing {
     pub duration: Duration,
     /// Who could not renew it for so long gives it up.
     pub renew_deadline: Duration,
-    /// So often it is renewed, or tried to be had.
+    /// So often it is renewed.
+    pub renew: Duration,
+    /// So often it is tried to be had.
     pub retry: Duration,
 }
 
@@ -30,6 +32,7 @@ impl Default for Timing {
         Timing {
             duration: Duration::from_secs(15),
             renew_deadline: Duration::from_secs(10),
+            renew: Duration::from_secs(2),
             retry: Duration::from_secs(2),
         }
     }
@@ -74,27 +77,26 @@ impl Candidate {
     }
 
     /// Leads whenever it can: `act` runs while the lease is ours and is dropped when it is not. Ends when `stop` does,
-    /// having given the lease up.
+    /// and says whether the lease is ours then: it is for the caller to give it up.
     pub async fn lead<Act: Future<Output = ()>>(
-        mut self,
+        &mut self,
         stop: impl Future<Output = ()>,
         act: impl Fn() -> Act,
-    ) {
+    ) -> bool {
         let mut stop = std::pin::pin!(stop);
         loop {
             tokio::select! {
                 () = self.acquire() => {}
-                () = &mut stop => return,
+                () = &mut stop => return false,
             }
             tracing::info!(lease = self.name, identity = self.identity, "leads");
             let stopped = tokio::select! {
-                () = act() => { tracing::error!("the leader's work has ended"); false }
+                () = act() => false,
                 () = self.keep() => false,
                 () = &mut stop => true,
             };
             if stopped {
-                self.release().await;
-                return;
+                return true;
             }
             tracing::warn!(lease = self.name, identity = self.identity, "does not lead any more");
         }
@@ -110,7 +112,7 @@ impl Candidate {
     async fn keep(&mut self) {
         let mut renewed = Instant::now();
         loop {
-            tokio::time::sleep(self.timing.retry).await;
+            tokio::time::sleep(self.timing.renew).await;
             let left = self.timing.renew_deadline.saturating_sub(renewed.elapsed());
             if self.attempt(left).await {
                 renewed = Instant::now();
@@ -190,7 +192,7 @@ impl Candidate {
     }
 
     /// Gives it up, so that another need not wait.
-    async fn release(&mut self) {
+    pub async fn release(&self) {
         let released = async {
             let mut lease = self.api.get(&self.name).await?;
             let Some(spec) = lease.spec.as_mut() else { return Ok(()) };

@@ -4,8 +4,12 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
+
+/// Whether somebody still listens is looked at so often.
+const AGAIN: Duration = Duration::from_millis(500);
 
 /// Listens at a path, in the place of whoever listened there before.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
@@ -31,6 +35,18 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(bound)
 }
 
+/// Waits until nobody listens at a path any more.
+pub async fn vacated(path: &Path) {
+    let mut told = false;
+    // Refused, or no socket at all: whoever listened there has ended.
+    while UnixStream::connect(path).await.is_ok() {
+        if !std::mem::replace(&mut told, true) {
+            tracing::warn!(socket = %path.display(), "another driver still serves here: its end is waited for");
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
 /// Removes a socket; one that is not there is removed already.
 pub fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
@@ -49,6 +65,21 @@ fn hidden(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
+
+    #[tokio::test]
+    async fn who_still_serves_at_a_socket_is_waited_for() {
+        let path = std::env::temp_dir().join(format!("lvms-vacated-{}.sock", std::process::id()));
+        let listener = bind(&path).unwrap();
+        let place = path.clone();
+        let waiting = tokio::spawn(async move { vacated(&place).await });
+        // The first look is a connection that was accepted: somebody is there.
+        listener.accept().await.unwrap();
+        assert!(!waiting.is_finished());
+        drop(listener);
+        waiting.await.unwrap();
+        remove(&path).unwrap();
+        vacated(&path).await;
+    }
 
     #[tokio::test]
     async fn a_socket_takes_the_place_of_a_dead_one_and_of_nothing_else() {

@@ -6,6 +6,7 @@
 //! cluster, `lvms operator` ([`operator`]) what a cluster has once, and
 //! `lvms single-node` ([`single_node`]) both in one process.
 
+mod before_rollback;
 mod check;
 mod cluster;
 mod host;
@@ -51,6 +52,8 @@ enum Command {
     SingleNode(single_node::Options),
     /// Say what is wrong with a configuration, and with this host for it.
     Check(check::Options),
+    /// List what TopoLVM could not go on with, before it is put back in the place of lvms.
+    BeforeRollback(before_rollback::Options),
     /// Print the CustomResourceDefinitions, for `kubectl apply --server-side -f -`.
     Crd(CrdOptions),
 }
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match &arguments.command {
         Command::Check(options) => check::run(options),
+        Command::BeforeRollback(options) => before_rollback::run(options),
         Command::Crd(options) => {
             let personality = Personality::from_legacy_switch(options.use_legacy.as_deref());
             print!("{}", lvms_api::definitions::all(personality));

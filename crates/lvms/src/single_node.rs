@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::Args;
 use lvms_operator::metrics::Metrics;
 use lvms_operator::role::Role;
@@ -50,9 +50,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let registered = Arc::new(watch::Sender::new(false));
         let watched = Some(Arc::clone(&stores.volumes));
         let node = options.node.role(&host, connection, watched, &registered, move || metrics.text()).await?;
-        let leading = tokio::spawn(leader.lead());
-        let served = node.run(registered, serving::told_to_end()).await;
-        leading.abort();
+        let (leading, leads) = (leader.clone(), leader.lead_alone());
+        let served = tokio::select! {
+            served = node.run(registered, serving::told_to_end()) => served,
+            // Whoever starts us again is better than a cluster without its part.
+            () = leads => Err(anyhow!("the cluster's part of the work has ended")),
+        };
+        leading.let_in().await;
         served
     })
 }

@@ -78,6 +78,12 @@ impl Role {
             host: Arc::clone(&host),
         };
         let socket = node_socket(&kubelet, personality);
+        // Two drivers on one node would both make what LogicalVolumes ask for.
+        let mut stop = std::pin::pin!(stop);
+        tokio::select! {
+            () = sockets::vacated(&socket) => {}
+            () = &mut stop => return Ok(()),
+        }
         let listener = sockets::bind(&socket)?;
         let known = Arc::new(watch::Sender::new(false));
         let plugin = Plugin {

@@ -10,8 +10,10 @@
 //! - [`snapshot`]: a VolumeSnapshotContent becomes a LogicalVolume.
 //! - [`capacity`]: what nodes tell becomes what the scheduler reads.
 //! - [`leftovers`]: what predecessors have left on claims, and nodes that leave.
+//! - [`predecessor`]: TopoLVM's own controller and sidecars, which must not act beside us.
 //! - [`volumes`]: the same for clients of CSI.
 //! - [`metrics`]: what each has to do, for Prometheus.
+//! - [`rollback`]: what TopoLVM could not go on with.
 //! - [`role`]: all of it together, as `lvms operator` runs it.
 //!
 //! Each decides by a pure function and then acts; what happens next is seen through the watches, and nothing is
@@ -21,12 +23,14 @@ pub mod capacity;
 pub mod leftovers;
 pub mod metrics;
 pub mod orphans;
+pub mod predecessor;
 pub mod protect;
 pub mod provision;
 pub mod reclaim;
 pub mod release;
 pub mod resize;
 pub mod role;
+pub mod rollback;
 pub mod snapshot;
 pub mod stores;
 pub mod volumes;

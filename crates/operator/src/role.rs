@@ -26,6 +26,7 @@ use crate::capacity::Capacity;
 use crate::leftovers::{Departure, Leftovers};
 use crate::metrics::Metrics;
 use crate::orphans::Orphans;
+use crate::predecessor::Predecessor;
 use crate::protect::Protect;
 use crate::provision::{Provision, identity};
 use crate::reclaim::Reclaim;
@@ -65,32 +66,55 @@ impl Role {
         let name = self.pod.clone().unwrap_or_else(|| "lvms".to_owned());
         let identity = format!("{name}_{}", uuid::Uuid::new_v4());
         let client = self.connection.client.clone();
-        let candidate = Candidate::new(client, &self.namespace, LEASE, &identity, Timing::default());
-        candidate
+        let mut candidate = Candidate::new(client, &self.namespace, LEASE, &identity, Timing::default());
+        let led = candidate
             .lead(stop, || {
                 // What a former time as the leader has left in the stores may be old.
                 let role = Role { stores: Arc::default(), ..self.clone() };
                 async move {
                     // Told when it ends, however it does.
                     let _counted = Counted(Arc::clone(&role.metrics));
-                    role.lead().await;
+                    role.lead_alone().await;
                 }
             })
             .await;
+        if led {
+            self.let_in().await;
+            candidate.release().await;
+        }
+    }
+
+    /// Does all work as long as no predecessor can do any.
+    pub async fn lead_alone(self) {
+        let predecessor = self.predecessor();
+        predecessor.kept_out(self.lead()).await;
+    }
+
+    /// Gives up what keeps a predecessor from acting.
+    pub async fn let_in(&self) {
+        self.predecessor().let_in().await;
+    }
+
+    fn predecessor(&self) -> Predecessor {
+        let client = self.connection.client.clone();
+        Predecessor { personality: self.personality, events: self.events(), client }
+    }
+
+    fn events(&self) -> Events {
+        let host = self.pod.as_deref().unwrap_or_default();
+        Events::new(self.connection.client.clone(), self.personality.driver(), host)
     }
 
     /// Does all work, for ever.
-    pub async fn lead(self) {
+    async fn lead(self) {
         let mut tasks = JoinSet::new();
         let stores = Arc::clone(&self.stores);
-        let component = self.personality.driver();
-        let host = self.pod.as_deref().unwrap_or_default();
         let context = Arc::new(Context {
             personality: self.personality,
             client: self.connection.client.clone(),
             namespace: self.namespace.clone(),
             stores: Arc::clone(&stores),
-            events: Events::new(self.connection.client.clone(), component, host),
+            events: self.events(),
             identity: identity(self.personality),
         });
         let owner = self.owner().await;

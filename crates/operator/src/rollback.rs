@@ -1,0 +1,162 @@
+//! What TopoLVM could not go on with, were it put back in our place now.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use kube::api::ListParams;
+use kube::{Api, Client};
+use lvms_api::logical_volume::READ_WRITE;
+use lvms_api::{LogicalVolume, LvmNode, Personality};
+
+/// A LogicalVolume, and what would become of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Its name.
+    pub volume: String,
+    /// Its node.
+    pub node: String,
+    /// Why TopoLVM could not go on with it.
+    pub trouble: Trouble,
+}
+
+/// Why TopoLVM could not go on with something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trouble {
+    /// It is a snapshot of a thick volume, the one of this name.
+    ThickSnapshot(String),
+    /// It is a copy that is not finished.
+    Copying,
+    /// It was deleted, and is kept because something names it.
+    Kept,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Trouble::ThickSnapshot(source) => write!(
+                out,
+                "a snapshot of the thick volume {source}: TopoLVM cannot restore it, and removes it with {source}; restore \
+                 it to a claim and delete the VolumeSnapshot"
+            ),
+            Trouble::Copying => out.write_str(
+                "a copy that is not finished: TopoLVM would leave it empty or refuse it; wait until its claim is bound, or \
+                 delete the claim",
+            ),
+            Trouble::Kept => out.write_str(
+                "it is deleted, and its data is kept because something names it: TopoLVM removes it at once; take its \
+                 finalizer away to keep the logical volume",
+            ),
+        }
+    }
+}
+
+/// What stands in the way in a cluster. LVMNodes are in a namespace of ours.
+pub async fn look(
+    client: &Client,
+    personality: Personality,
+    namespace: &str,
+) -> Result<Vec<Finding>, kube::Error> {
+    let volumes: Api<LogicalVolume> = Api::all_with(client.clone(), &personality);
+    let nodes: Api<LvmNode> = Api::namespaced(client.clone(), namespace);
+    let every = ListParams::default();
+    Ok(findings(&volumes.list(&every).await?.items, &nodes.list(&every).await?.items))
+}
+
+/// What stands in the way, by name.
+fn findings(volumes: &[LogicalVolume], nodes: &[LvmNode]) -> Vec<Finding> {
+    let nodes: BTreeMap<&str, &LvmNode> = nodes.iter().map(|node| (node.name(), node)).collect();
+    let is_thin = |volume: &LogicalVolume| {
+        let class = nodes.get(volume.spec.node_name.as_str());
+        class
+            .and_then(|node| node.class(&volume.spec.device_class))
+            .is_some_and(|class| !class.thin_pool.is_empty())
+    };
+    let trouble = |volume: &LogicalVolume| {
+        if volume.is_deleted() && !volume.is_released() && volume.volume_id().is_some() {
+            Some(Trouble::Kept)
+        } else if volume.is_snapshot() && !is_thin(volume) {
+            Some(Trouble::ThickSnapshot(volume.spec.source.clone()))
+        } else if volume.spec.access_type == READ_WRITE && volume.volume_id().is_none() {
+            Some(Trouble::Copying)
+        } else {
+            None
+        }
+    };
+    let mut found: Vec<Finding> = volumes
+        .iter()
+        .filter_map(|volume| {
+            let trouble = trouble(volume)?;
+            Some(Finding { volume: volume.name().to_owned(), node: volume.spec.node_name.clone(), trouble })
+        })
+        .collect();
+    found.sort_by(|one, other| one.volume.cmp(&other.volume));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn volume(name: &str, class: &str, more: &Value, status: &Value) -> LogicalVolume {
+        let mut object = json!({
+            "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume", "metadata": {"name": name, "uid": name},
+            "spec": {"name": name, "nodeName": "n1", "size": "1Gi", "deviceClass": class}, "status": status,
+        });
+        for (key, value) in more.as_object().unwrap() {
+            object["spec"][key] = value.clone();
+        }
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn node() -> LvmNode {
+        let classes = json!([
+            {"name": "thick", "volumeGroup": "vg"}, {"name": "thin", "volumeGroup": "vg", "thinPool": "pool", "default": true},
+        ]);
+        serde_json::from_value(json!({
+            "apiVersion": "lvm.topolvm.io/v2alpha1", "kind": "LVMNode", "metadata": {"name": "n1"},
+            "status": {"deviceClasses": classes},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_topolvm_knows_stands_in_no_way() {
+        let made = json!({"volumeID": "x", "currentSize": "1Gi"});
+        let thin = json!({"source": "a", "accessType": "ro"});
+        let copied = json!({"source": "a", "accessType": "rw"});
+        let volumes = [
+            volume("plain", "thick", &json!({}), &made),
+            volume("new", "thick", &json!({}), &Value::Null),
+            volume("thin-snapshot", "thin", &thin, &made),
+            volume("default-snapshot", "", &thin, &made),
+            volume("copied", "thick", &copied, &made),
+        ];
+        assert_eq!(findings(&volumes, &[node()]), []);
+    }
+
+    #[test]
+    fn thick_snapshots_unfinished_copies_and_what_is_kept_are_listed() {
+        let made = json!({"volumeID": "x", "currentSize": "1Gi"});
+        let snapshot = json!({"source": "a", "accessType": "ro"});
+        let mut kept = volume("c-kept", "thick", &json!({}), &made);
+        kept.metadata.deletion_timestamp =
+            Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
+        let volumes = [
+            kept,
+            volume("b-copying", "thin", &json!({"source": "a", "accessType": "rw"}), &Value::Null),
+            volume("a-snapshot", "thick", &snapshot, &made),
+            // Nobody knows what the class is: it may be thick.
+            volume("d-unknown", "other", &snapshot, &made),
+        ];
+        let found: Vec<_> =
+            findings(&volumes, &[node()]).into_iter().map(|found| (found.volume, found.trouble)).collect();
+        let expected = [
+            ("a-snapshot", Trouble::ThickSnapshot("a".into())),
+            ("b-copying", Trouble::Copying),
+            ("c-kept", Trouble::Kept),
+            ("d-unknown", Trouble::ThickSnapshot("a".into())),
+        ];
+        assert_eq!(found, expected.map(|(name, trouble)| (name.to_owned(), trouble)));
+    }
+}
