@@ -118,6 +118,17 @@ impl Cluster {
         process::run_within(kubectl(&self.programs).args(arguments), &[], PATIENCE)
     }
 
+    /// Runs a script as an administrator would, with `kubectl` and the programs of the run's directory. Returns what it
+    /// printed.
+    pub(crate) fn script(&self, script: &str) -> Result<String> {
+        let mut bash = Command::new("bash");
+        bash.args(["-euo", "pipefail", "-c", script]).env("KUBECONFIG", ADMIN).env("HOME", ".");
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let places = [std::env::current_dir()?, self.programs.kubernetes.clone()];
+        bash.env("PATH", std::env::join_paths(places.into_iter().chain(std::env::split_paths(&path)))?);
+        process::run_within(&mut bash, &[], 4 * PATIENCE)
+    }
+
     /// What kubectl's `-o json` shows.
     pub(crate) fn get<S: AsRef<OsStr>>(
         &self,

@@ -57,6 +57,7 @@ pub(crate) fn node_files(run: &Path) -> Result<Vec<NodeFile>> {
     let path = run.join(IMAGES);
     let image = Image::new(IMAGE).file("/lvms", &program).entrypoint(&["/lvms"]);
     images::write(&path, &[image])?;
+    fs::copy(&program, run.join("lvms"))?;
     fs::write(run.join("definitions.yaml"), process::run(std::process::Command::new(&program).arg("crd"))?)?;
     Ok(vec![(format!("images/{IMAGES}"), path)])
 }
@@ -136,6 +137,17 @@ pub(crate) fn manifest_of(name: &str) -> Result<String> {
     let path = workspace::directory().join("deploy").join(format!("{name}.yaml"));
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     Ok(text.replace("image: lvms:latest", &format!("image: {IMAGE}")))
+}
+
+/// The manifests as the documentation names them, in `deploy/` of the run's directory, with the lab's image.
+pub(crate) fn manifests() -> Result<()> {
+    fs::create_dir_all("deploy")?;
+    for entry in fs::read_dir(workspace::directory().join("deploy"))? {
+        let path = entry?.path();
+        let name = path.file_stem().context("a manifest without a name")?.to_string_lossy().into_owned();
+        fs::write(format!("deploy/{name}.yaml"), manifest_of(&name)?)?;
+    }
+    Ok(())
 }
 
 fn prepare(cluster: &Cluster, guest: &Guest) -> Result<()> {

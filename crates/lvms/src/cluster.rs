@@ -16,9 +16,22 @@ pub(crate) struct Arguments {
     /// Where our own objects are; the pod's namespace if it is not given.
     #[arg(long, value_name = "NAME", env = "NAMESPACE")]
     namespace: Option<String>,
+    #[command(flatten)]
+    name: Name,
+}
+
+/// Whom we stand in for.
+#[derive(Args)]
+pub(crate) struct Name {
     /// Not empty: stand in for TopoLVM under the name that it had before 0.16.
-    #[arg(long, value_name = "ANYTHING", env = "USE_LEGACY", hide = true)]
+    #[arg(long, value_name = "ANYTHING", env = "USE_LEGACY")]
     use_legacy: Option<String>,
+}
+
+impl Name {
+    pub(crate) fn personality(&self) -> Personality {
+        Personality::from_legacy_switch(self.use_legacy.as_deref())
+    }
 }
 
 impl Arguments {
@@ -31,6 +44,6 @@ impl Arguments {
     }
 
     pub(crate) fn personality(&self) -> Personality {
-        Personality::from_legacy_switch(self.use_legacy.as_deref())
+        self.name.personality()
     }
 }

@@ -10,6 +10,7 @@ mod before_rollback;
 mod check;
 mod cluster;
 mod host;
+mod leave;
 mod local;
 mod operator;
 mod serving;
@@ -20,7 +21,6 @@ mod vgmanager;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use lvms_api::Personality;
 use tracing::Level;
 
 /// Storage from Linux LVM.
@@ -52,17 +52,12 @@ enum Command {
     SingleNode(single_node::Options),
     /// Say what is wrong with a configuration, and with this host for it.
     Check(check::Options),
+    /// Take this node's driver out of its kubelet, so that another can take its place, and wait to be ended.
+    Leave(leave::Options),
     /// List what TopoLVM could not go on with, before it is put back in the place of lvms.
     BeforeRollback(before_rollback::Options),
     /// Print the CustomResourceDefinitions, for `kubectl apply --server-side -f -`.
-    Crd(CrdOptions),
-}
-
-#[derive(clap::Args)]
-struct CrdOptions {
-    /// Not empty: in the API group that TopoLVM had before 0.16.
-    #[arg(long, value_name = "ANYTHING", env = "USE_LEGACY")]
-    use_legacy: Option<String>,
+    Crd(cluster::Name),
 }
 
 fn main() -> ExitCode {
@@ -70,10 +65,13 @@ fn main() -> ExitCode {
     let done = match &arguments.command {
         Command::Check(options) => check::run(options),
         Command::BeforeRollback(options) => before_rollback::run(options),
-        Command::Crd(options) => {
-            let personality = Personality::from_legacy_switch(options.use_legacy.as_deref());
-            print!("{}", lvms_api::definitions::all(personality));
+        Command::Crd(name) => {
+            print!("{}", lvms_api::definitions::all(name.personality()));
             Ok(ExitCode::SUCCESS)
+        }
+        Command::Leave(options) => {
+            log(arguments.log);
+            leave::run(options).map(|()| ExitCode::SUCCESS)
         }
         Command::Standalone(options) => {
             log(arguments.log);

@@ -2,13 +2,14 @@
 //! the CSINode object of its node.
 //!
 //! The kubelet unregisters by the driver's name whichever socket disappears, also a predecessor's. So a predecessor's
-//! is removed first, ours is never removed, and when our entry vanishes from the CSINode the socket is made again.
+//! is removed first, ours is removed only when we leave for good, and when our entry vanishes from the CSINode the socket is made again.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use lvms_api::Personality;
 use lvms_csi::registration::registration_server::{Registration, RegistrationServer};
 use lvms_csi::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use lvms_csi::sockets;
@@ -40,6 +41,16 @@ const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
 
 impl Plugin {
+    /// The driver of a kubelet that has this directory. CSI is served where TopoLVM does it.
+    pub fn of(kubelet: &Path, personality: Personality) -> Plugin {
+        let driver = personality.driver();
+        Plugin {
+            driver: driver.to_owned(),
+            endpoint: kubelet.join("plugins").join(driver).join("node").join("csi-topolvm.sock"),
+            directory: kubelet.join("plugins_registry"),
+        }
+    }
+
     /// Ours. Its name contains an `@`: the kubelet sends the path as the authority of its request, and what is before
     /// an `@` is not taken for the name of a host, which could not contain `%2F`.
     fn socket(&self) -> PathBuf {
@@ -49,6 +60,12 @@ impl Plugin {
     /// That of node-driver-registrar.
     fn predecessor(&self) -> PathBuf {
         self.directory.join(format!("{}-reg.sock", self.driver))
+    }
+
+    /// Takes the driver out of the kubelet: it unregisters a driver whose socket disappears, and takes no other one's
+    /// socket for the same driver before.
+    pub fn leave(&self) -> std::io::Result<()> {
+        sockets::remove(&self.socket())
     }
 
     /// Serves for ever. `known` tells whether the driver is in the CSINode, `registered` is told whether the kubelet
@@ -164,6 +181,18 @@ impl Registration for Answers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn who_leaves_takes_its_own_socket_away_and_no_other() {
+        let kubelet = std::env::temp_dir().join(format!("lvms-leave-{}", std::process::id()));
+        let plugin = Plugin::of(&kubelet, Personality::Topolvm);
+        plugin.leave().unwrap();
+        let _ours = sockets::bind(&plugin.socket()).unwrap();
+        let _others = sockets::bind(&plugin.predecessor()).unwrap();
+        plugin.leave().unwrap();
+        assert!(!plugin.socket().exists() && plugin.predecessor().exists());
+        std::fs::remove_dir_all(kubelet).unwrap();
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_entry_that_is_gone_for_a_moment_is_not_believed_to_be_gone() {

@@ -1,6 +1,6 @@
 //! `lvms vgmanager`: this node's part of the cluster, all of it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -45,11 +45,6 @@ pub struct Role {
     pub version: &'static str,
 }
 
-/// Where a driver serves CSI to the kubelet: as TopoLVM does.
-pub fn node_socket(kubelet: &Path, personality: Personality) -> PathBuf {
-    kubelet.join("plugins").join(personality.driver()).join("node").join("csi-topolvm.sock")
-}
-
 impl Role {
     /// Serves until `stop` ends. `registered` is told whether the kubelet has taken us.
     pub async fn run(
@@ -77,7 +72,8 @@ impl Role {
             node: node.clone(),
             host: Arc::clone(&host),
         };
-        let socket = node_socket(&kubelet, personality);
+        let plugin = Plugin::of(&kubelet, personality);
+        let socket = plugin.endpoint.clone();
         // Two drivers on one node would both make what LogicalVolumes ask for.
         let mut stop = std::pin::pin!(stop);
         tokio::select! {
@@ -86,11 +82,6 @@ impl Role {
         }
         let listener = sockets::bind(&socket)?;
         let known = Arc::new(watch::Sender::new(false));
-        let plugin = Plugin {
-            driver: personality.driver().to_owned(),
-            endpoint: socket.clone(),
-            directory: kubelet.join("plugins_registry"),
-        };
         let mut tasks = JoinSet::new();
         let watching = &connection.watching;
         if watched.is_none() {

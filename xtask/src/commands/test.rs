@@ -143,8 +143,6 @@ fn prepare(
         let mut files = Vec::new();
         if suites.contains(&Suite::Topolvm) || suites.contains(&Suite::Kubernetes) {
             files.extend(peers::node_files(cache)?);
-        }
-        if suites.contains(&Suite::Kubernetes) {
             files.extend(deployed::node_files(&run.directory)?);
         }
         prepared.with_cluster(cache, &run.directory, kubernetes, &files)?;

@@ -40,8 +40,33 @@ const RESIZER: Module = Module {
 
 const REGISTRAR: Module = Module { folder: "registrar", commands: &["."], set: &[] };
 
-/// The driver's name.
-pub(crate) const DRIVER: &str = "topolvm.io";
+/// Under which name it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Name {
+    /// That of today.
+    Present,
+    /// That from before 0.16.
+    Legacy,
+}
+
+impl Name {
+    /// The driver's name, and the API group of its LogicalVolumes.
+    pub(crate) fn driver(self) -> &'static str {
+        match self {
+            Name::Present => PRESENT,
+            Name::Legacy => "topolvm.cybozu.com",
+        }
+    }
+
+    /// A manifest for it.
+    fn manifest(self, text: &str) -> String {
+        let switch = if self == Name::Legacy { "true" } else { "" };
+        text.replace(PRESENT, self.driver()).replace("@LEGACY@", switch)
+    }
+}
+
+/// The driver's name in the manifests.
+const PRESENT: &str = "topolvm.io";
 
 /// Where its pods are.
 pub(crate) const NAMESPACE: &str = "topolvm-system";
@@ -94,21 +119,21 @@ pub(crate) fn images(cache: &Cache) -> Result<Vec<Image>> {
 }
 
 /// Plugs disks into all nodes, makes volume groups of them, and runs TopoLVM on these. Snapshots are there before.
-pub(crate) fn install(cache: &Cache, cluster: &Cluster) -> Result<()> {
-    let step = progress::step("installing TopoLVM");
+pub(crate) fn install(cache: &Cache, cluster: &Cluster, name: Name) -> Result<()> {
+    let step = progress::step(format!("installing TopoLVM as {}", name.driver()));
     let first = controller_node(cluster)?;
     for node in cluster.nodes() {
         make_volume_groups(cluster, &node.guest, if node.name == first.name { 16 * GIB } else { 8 * GIB })
             .with_context(|| format!("volume groups on {}", node.name))?;
     }
     let source = go::source_of(cache, TOPOLVM.folder, "github.com/topolvm/topolvm")?;
-    define(cluster, &source.join("config/crd/bases"), DRIVER, &["logicalvolumes"])?;
-    cluster.apply(include_str!("topolvm/access.yaml"))?;
-    cluster.apply(include_str!("topolvm/driver.yaml"))?;
+    define(cluster, &source.join("config/crd/bases"), name.driver(), &["logicalvolumes"])?;
+    cluster.apply(&name.manifest(include_str!("topolvm/access.yaml")))?;
+    cluster.apply(&name.manifest(include_str!("topolvm/driver.yaml")))?;
     // One after the other: the node service ends if lvmd does not listen, and the provisioner asks for the capacity,
     // which the node service tells, once a minute.
     step.note("lvmd");
-    cluster.apply(include_str!("topolvm/lvmd.yaml"))?;
+    cluster.apply(&name.manifest(include_str!("topolvm/lvmd.yaml")))?;
     for node in cluster.nodes() {
         cluster.wait_for(&format!("lvmd to listen on {}", node.name), || {
             node.guest.command(["test", "-S", "/run/topolvm/lvmd.sock"]).run()?;
@@ -116,12 +141,15 @@ pub(crate) fn install(cache: &Cache, cluster: &Cluster) -> Result<()> {
         })?;
     }
     step.note("node service");
-    cluster.apply(include_str!("topolvm/node.yaml"))?;
+    cluster.apply(&name.manifest(include_str!("topolvm/node.yaml")))?;
     for node in cluster.nodes() {
-        cluster.wait_for(&format!("TopoLVM on {}", node.name), || tells_its_capacity(cluster, &node.name))?;
+        cluster.wait_for(&format!("TopoLVM on {}", node.name), || {
+            tells_its_capacity(cluster, &node.name, name)
+        })?;
     }
     step.note("controller");
-    cluster.apply(&include_str!("topolvm/controller.yaml").replace("@NODE@", &first.name))?;
+    let controller = name.manifest(include_str!("topolvm/controller.yaml"));
+    cluster.apply(&controller.replace("@NODE@", &first.name))?;
     await_deployment(cluster, NAMESPACE, "topolvm-controller")?;
     cluster.wait_for("the capacity of all nodes to be published", || is_published(cluster))?;
     step.done();
@@ -151,12 +179,13 @@ fn make_volume_groups(cluster: &Cluster, guest: &Guest, size: u64) -> Result<()>
 }
 
 /// Whether the kubelet has the driver and the node service has said how much is free.
-fn tells_its_capacity(cluster: &Cluster, node: &str) -> Result<bool> {
+fn tells_its_capacity(cluster: &Cluster, node: &str, name: Name) -> Result<bool> {
+    let driver = name.driver();
     let drivers = cluster.get(["csinode", node])?;
     let drivers = drivers["spec"]["drivers"].as_array().map_or(&[][..], Vec::as_slice);
     let told = cluster.get(["node", node])?;
-    let told = |class: &str| !told["metadata"]["annotations"][format!("capacity.{DRIVER}/{class}")].is_null();
-    Ok(drivers.iter().any(|driver| driver["name"] == DRIVER) && told("thick") && told("thin"))
+    let told = |class: &str| !told["metadata"]["annotations"][format!("capacity.{driver}/{class}")].is_null();
+    Ok(drivers.iter().any(|known| known["name"] == driver) && told("thick") && told("thin"))
 }
 
 /// Whether the scheduler can know how much of each class is free on each node.

@@ -110,14 +110,15 @@ impl Stage<'_> {
         self.await_pod(name)
     }
 
-    /// A pod that has a claim's device at `/dev/data`, running.
+    /// A pod that has a claim's device at `/dev/data`, not awaited.
+    pub(super) fn make_block_pod(&self, name: &str, claim: &str) -> Result<()> {
+        let device = json!({"volumeDevices": [{"name": "data", "devicePath": "/dev/data"}]});
+        self.apply_pod(name, claim, None, &device)
+    }
+
+    /// The same, running.
     pub(super) fn start_block_pod(&self, name: &str, claim: &str) -> Result<()> {
-        self.apply_pod(
-            name,
-            claim,
-            None,
-            &json!({"volumeDevices": [{"name": "data", "devicePath": "/dev/data"}]}),
-        )?;
+        self.make_block_pod(name, claim)?;
         self.await_pod(name)
     }
 

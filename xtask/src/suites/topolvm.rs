@@ -3,6 +3,7 @@
 //! Each test has its own namespace and ends when all that it took of its volume group is free again, to the byte.
 
 mod sanity;
+mod take_over;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use crate::cache::Cache;
 use crate::cluster::programs::Programs;
 use crate::cluster::{Cluster, Options};
 use crate::lab::Lab;
-use crate::peers;
-use crate::peers::topolvm::{NAMESPACE, THICK, THICK_GROUP, THIN, THIN_GROUP};
+use crate::peers::topolvm::{NAMESPACE, Name, THICK, THICK_GROUP, THIN, THIN_GROUP};
+use crate::{deployed, peers};
 
 const CASES: &[Case] = &[
     ("one_node_is_ready_and_its_pod_reaches_a_service", cluster::a_pod_on_each_node_reaches_a_service),
@@ -33,14 +34,22 @@ const CASES: &[Case] = &[
         a_snapshot_is_restored_as_it_was_though_its_origin_changed,
     ),
     ("csi_sanity_passes_on_thick_volumes", csi_sanity_passes_on_thick_volumes),
+    // The last: it leaves lvms in the place of TopoLVM.
+    ("lvms_takes_over_and_gives_back_under_running_pods", lvms_takes_over_and_gives_back_under_running_pods),
 ];
+
+/// Where TopoLVM has its former name.
+const LEGACY: &[Case] = &[(
+    "lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name",
+    lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name,
+)];
 
 /// It takes as long as all others together, and has a cluster of its own.
 const RARELY: &[Case] = &[("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes)];
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    [CASES, RARELY].into_iter().flat_map(cluster::names).collect()
+    [CASES, LEGACY, RARELY].into_iter().flat_map(cluster::names).collect()
 }
 
 /// Installs TopoLVM in a cluster with one node if there is a test to run, and runs them.
@@ -51,13 +60,15 @@ pub(crate) fn run(
     choice: &Choice,
     results: &mut Results,
 ) -> Result<()> {
-    let rare = choice.all.then_some(("rare", RARELY));
-    for (part, cases) in [("usual", CASES)].into_iter().chain(rare) {
-        let options = Options { images: peers::IMAGES.map(str::to_owned).to_vec(), ..Options::nodes(1) };
+    let rare = choice.all.then_some(("rare", Name::Present, RARELY));
+    let parts = [("usual", Name::Present, CASES), ("legacy", Name::Legacy, LEGACY)];
+    for (part, name, cases) in parts.into_iter().chain(rare) {
+        let images = peers::IMAGES.iter().chain(&[deployed::IMAGES]).map(|&image| image.to_owned()).collect();
+        let options = Options { images, ..Options::nodes(1) };
         let suite = InOneCluster { suite: Suite::Topolvm, part, options, cases };
         suite.run(lab, programs, choice, results, |cluster| {
             peers::snapshots::install(cache, cluster)?;
-            peers::topolvm::install(cache, cluster)
+            peers::topolvm::install(cache, cluster, name)
         })?;
     }
     Ok(())
@@ -173,4 +184,12 @@ fn csi_sanity_passes_on_thin_volumes(cluster: &Cluster) -> Result<()> {
     returning_all_space(cluster, &TOPOLVM, "csi-sanity-thin", || {
         sanity::run(cluster, "thin", Some(parameters), &[], 52)
     })
+}
+
+fn lvms_takes_over_and_gives_back_under_running_pods(cluster: &Cluster) -> Result<()> {
+    take_over::run(cluster, Name::Present)
+}
+
+fn lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name(cluster: &Cluster) -> Result<()> {
+    take_over::run(cluster, Name::Legacy)
 }

@@ -1,0 +1,367 @@
+//! lvms takes TopoLVM's place under running pods, TopoLVM takes it back, and lvms comes again, all by the commands of
+//! `docs/migrate-from-topolvm.md`.
+
+mod page;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, bail, ensure};
+use lab_protocol::disk::GIB;
+use serde_json::{Value, json};
+
+use self::page::Page;
+use super::{READ, WRITE, collect_logs, space};
+use crate::cluster::Cluster;
+use crate::deployed;
+use crate::peers::topolvm::{Name, THICK, THIN};
+use crate::suites::stage::{Product, Stage, filesystem_size, on_a_stage};
+
+/// Whoever has the place.
+const WHOEVER: Product = Product {
+    space,
+    collect_logs: |cluster, test| {
+        collect_logs(cluster, test);
+        deployed::collect_logs(cluster, test);
+    },
+};
+
+/// Claims with pods that write for as long as the test lasts.
+const WRITERS: [(&str, &str); 2] = [("thick", THICK), ("thin", THIN)];
+
+/// Adds a line with the next number to a file, again and again. A failure would end it.
+const APPEND: &str =
+    "i=0; (while i=$((i+1)); do echo $i >>/data/log || exit 1; sleep 1; done) >/dev/null 2>&1 &";
+
+pub(super) fn run(cluster: &Cluster, name: Name) -> Result<()> {
+    deployed::manifests()?;
+    on_a_stage(cluster, &WHOEVER, "take-over", "", |stage| {
+        let test = Test { cluster, stage, name, page: Page::read()? };
+        let live = test.begin()?;
+        test.nobody()?;
+        test.change_what_nobody_acts_on()?;
+        test.lvms()?;
+        test.is_undisturbed(&live)?;
+        test.states_were_taken_over()?;
+        test.lvms_goes_on()?;
+        test.topolvm()?;
+        test.is_undisturbed(&live)?;
+        test.topolvm_goes_on()?;
+        test.nobody()?;
+        test.lvms()?;
+        test.is_undisturbed(&live)?;
+        test.grows("thick", "4Gi", 4 * GIB)
+    })
+}
+
+struct Test<'a> {
+    cluster: &'a Cluster,
+    stage: &'a Stage<'a>,
+    name: Name,
+    page: Page,
+}
+
+/// What must not change while others come and go.
+struct Live {
+    /// The pods, by name, with their uids.
+    pods: BTreeMap<String, String>,
+    /// What the node has mounted for them.
+    mounts: BTreeSet<String>,
+}
+
+impl Test<'_> {
+    /// Volumes in TopoLVM's hands, and pods that write to them.
+    fn begin(&self) -> Result<Live> {
+        let stage = self.stage;
+        for (claim, class) in WRITERS {
+            stage.claim(claim, class, "1Gi")?;
+            stage.make_pod(claim, claim, None)?;
+        }
+        stage.block_claim("block", THICK, "1Gi")?;
+        stage.make_block_pod("block", "block")?;
+        // Not mounted later: its pod goes.
+        for claim in ["idle", "going"] {
+            stage.claim(claim, THICK, "1Gi")?;
+            stage.make_pod(claim, claim, None)?;
+        }
+        for (claim, _) in WRITERS {
+            stage.await_pod(claim)?;
+            stage.run_in(claim, WRITE)?;
+            stage.run_in(claim, APPEND)?;
+        }
+        for pod in ["block", "idle", "going"] {
+            stage.await_pod(pod)?;
+        }
+        stage.run_in("block", "echo precious >/dev/data && sync")?;
+        stage.snapshot("before", "thin", THIN)?;
+        self.await_snapshot("before")?;
+        for pod in ["idle", "going"] {
+            stage.remove_pod(pod)?;
+        }
+        let pods = ["thick", "thin", "block"];
+        let uid = |pod: &str| Ok((pod.to_owned(), text(&stage.get("pod", pod)?["metadata"]["uid"])?));
+        let pods = pods.into_iter().map(uid).collect::<Result<BTreeMap<_, _>>>()?;
+        let mounts = self.mounts()?;
+        ensure!(mounts.len() >= pods.len(), "for {} pods the node has mounted {mounts:?}", pods.len());
+        Ok(Live { pods, mounts })
+    }
+
+    /// What the node has mounted for this driver.
+    fn mounts(&self) -> Result<BTreeSet<String>> {
+        let mut all = BTreeSet::new();
+        for node in self.cluster.nodes() {
+            let text = node.guest.command(["cat", "/proc/mounts"]).run()?.text();
+            let ours = text
+                .lines()
+                .filter(|line| line.contains("kubernetes.io~csi/pvc-") || line.contains("volumeDevices"));
+            all.extend(ours.map(|line| format!("{} {line}", node.name)));
+        }
+        Ok(all)
+    }
+
+    /// The page's way, up to the moment in which nobody acts.
+    fn nobody(&self) -> Result<()> {
+        self.follow(&self.page.take_over[..4]).map(drop)
+    }
+
+    /// The rest of it.
+    fn lvms(&self) -> Result<()> {
+        let blocks = &self.page.take_over;
+        let shown = self.follow([&blocks[..1], &blocks[4..]].concat().as_slice())?;
+        ensure!(shown.contains("Ready"), "nodes are shown as\n{shown}");
+        Ok(())
+    }
+
+    /// The page's way back.
+    fn topolvm(&self) -> Result<()> {
+        // Each kind of what stands in the way is listed, and what is listed can be mended.
+        let first = [&self.page.take_over[..1], &self.page.roll_back[..1]].concat();
+        let Err(listed) = self.follow(&first) else { bail!("a thick snapshot does not stand in the way") };
+        let listed = format!("{listed:#}");
+        ensure!(listed.contains("a snapshot of the thick volume"), "it says {listed}");
+        self.stage.kubectl(&["delete", "volumesnapshot", "thick", "--wait"])?;
+        self.cluster.wait_for("the list to be empty", || {
+            ensure!(self.follow(&first)?.contains("TopoLVM can go on"), "it is not");
+            Ok(true)
+        })?;
+        let blocks = [&self.page.take_over[..1], &["replicas=1".to_owned()], &self.page.roll_back[1..]];
+        self.follow(&blocks.concat()).map(drop)
+    }
+
+    /// Runs blocks of the page, in one shell.
+    fn follow(&self, blocks: &[String]) -> Result<String> {
+        let script =
+            blocks.join("\n").replace("driver=topolvm.io", &format!("driver={}", self.name.driver()));
+        self.cluster.script(&script)
+    }
+
+    /// Pods were not started again, have what they had mounted, and go on writing without a gap.
+    fn is_undisturbed(&self, live: &Live) -> Result<()> {
+        for (pod, uid) in &live.pods {
+            let now = self.stage.get("pod", pod)?;
+            let status = &now["status"]["containerStatuses"][0];
+            ensure!(text(&now["metadata"]["uid"])? == *uid, "{pod} is another pod");
+            ensure!(
+                now["status"]["phase"] == "Running" && status["restartCount"] == 0,
+                "{pod} is {}",
+                now["status"]
+            );
+        }
+        let now = self.mounts()?;
+        let gone: Vec<_> = live.mounts.difference(&now).collect();
+        ensure!(gone.is_empty(), "not mounted any more: {gone:?}");
+        for (pod, _) in WRITERS {
+            let before = self.lines_of(pod)?;
+            self.cluster.wait_for(&format!("{pod} to go on writing"), || Ok(self.lines_of(pod)? > before))?;
+        }
+        let device = self.stage.run_in("block", "dd if=/dev/data bs=8 count=1 2>/dev/null")?;
+        ensure!(device == "precious", "the device has {device:?}");
+        Ok(())
+    }
+
+    /// How many lines a pod has written, all of them in their order.
+    fn lines_of(&self, pod: &str) -> Result<usize> {
+        let log = self.stage.run_in(pod, "cat /data/log")?;
+        let gap = log.lines().zip(1..).find(|(line, number)| line.parse() != Ok::<usize, _>(*number));
+        ensure!(gap.is_none(), "{pod} has written {gap:?}");
+        Ok(log.lines().count())
+    }
+
+    /// What a predecessor may leave behind (its own states, and what people do while nobody acts).
+    fn change_what_nobody_acts_on(&self) -> Result<()> {
+        let stage = self.stage;
+        let kind = self.kind();
+        // Its size was not told yet, as with a very old TopoLVM; and it is asked to be smaller than it is.
+        let idle = self.volume_of("idle")?;
+        self.patch(&idle, &json!({"status": {"currentSize": null}}), true)?;
+        let block = self.volume_of("block")?;
+        self.patch(&block, &json!({"spec": {"size": "512Mi"}}), false)?;
+        // Its mark is missing.
+        let thick = self.volume_of("thick")?;
+        self.cluster.kubectl(["label", &kind, &thick, "app.kubernetes.io/created-by-"])?;
+        // Half deleted: the claim, and its LogicalVolume before its PersistentVolume.
+        let going = self.volume_of("going")?;
+        stage.kubectl(&["delete", "pvc", "going", "--wait=false"])?;
+        self.cluster.wait_for("the volume of a deleted claim to be released", || {
+            Ok(self.cluster.get(["pv", &going])?["status"]["phase"] == "Released")
+        })?;
+        self.cluster.kubectl(["delete", &kind, &going, "--wait=false"])?;
+        // A finalizer of long ago.
+        let old = json!({"metadata": {"finalizers": ["kubernetes.io/pvc-protection", format!("{}/pvc", self.name.driver())]}});
+        stage.kubectl(&["patch", "pvc", "idle", "--type=merge", "--patch", &old.to_string()])?;
+        // Refused before; of a node that has left; of a class that there is not.
+        let node = &self.cluster.nodes()[0].name;
+        for (name, class, annotations) in [
+            ("refused", "thick", json!({})),
+            ("left", "thick", json!({format!("{}/pendingdeletion", self.name.driver()): "true"})),
+            ("classless", "gone", json!({})),
+        ] {
+            let object = json!({
+                "apiVersion": format!("{}/v1", self.name.driver()), "kind": "LogicalVolume",
+                "metadata": {"name": name, "annotations": annotations},
+                "spec": {"name": name, "nodeName": node, "size": "1Gi", "deviceClass": class},
+            });
+            self.cluster.apply(&object.to_string())?;
+        }
+        self.patch("refused", &json!({"status": {"code": 8, "message": "no room"}}), true)?;
+        // Wanted meanwhile: a volume, and growth.
+        stage.claim("meanwhile", THICK, "1Gi")?;
+        stage.make_pod("meanwhile", "meanwhile", None)?;
+        stage.grow("thick", "2Gi")
+    }
+
+    fn states_were_taken_over(&self) -> Result<()> {
+        let (stage, kind) = (self.stage, self.kind());
+        let wait = |what: &str, holds: &dyn Fn() -> Result<bool>| self.cluster.wait_for(what, holds);
+        stage.await_pod("meanwhile")?;
+        wait("the growth that was wanted meanwhile", &|| self.has_grown("thick", "2Gi", 2 * GIB))?;
+        let volume = |claim: &str| self.cluster.get([kind.as_str(), &self.volume_of(claim)?]);
+        wait("a missing size to be told", &|| Ok(volume("idle")?["status"]["currentSize"] == "1Gi"))?;
+        wait("a missing mark to be there", &|| {
+            let labels = &volume("thick")?["metadata"]["labels"];
+            Ok(labels["app.kubernetes.io/created-by"] == "topolvm-controller")
+        })?;
+        wait("an old finalizer to be gone", &|| {
+            let claim = stage.get("pvc", "idle")?;
+            Ok(claim["metadata"]["finalizers"] == json!(["kubernetes.io/pvc-protection"]))
+        })?;
+        wait("what was half deleted to be gone", &|| {
+            let of = |kind: &str| self.cluster.kubectl(["get", kind, "--output=name"]);
+            let claims = stage.kubectl(&["get", "pvc", "--output=name"])?;
+            let bound = claims.lines().count();
+            Ok(of("pv")?.lines().count() == bound && !claims.contains("going"))
+        })?;
+        // A size that was lowered lowers nothing.
+        let block = volume("block")?;
+        ensure!(
+            block["status"]["currentSize"] == "1Gi" && block["status"]["code"].is_null(),
+            "{}",
+            block["status"]
+        );
+        let volumes: BTreeSet<String> = lvs(self.cluster)?;
+        for (name, code) in [("refused", json!(8)), ("left", Value::Null)] {
+            let object = self.cluster.get([kind.as_str(), name])?;
+            ensure!(object["status"]["code"] == code, "{name} has {}", object["status"]);
+            ensure!(!volumes.contains(&text(&object["metadata"]["uid"])?), "an LV was made for {name}");
+        }
+        wait("a class that there is not to be told", &|| {
+            let events =
+                ["--field-selector=involvedObject.name=classless", "--output=jsonpath={.items[*].message}"];
+            let told = self.cluster.kubectl(["get", "events"].iter().chain(&events))?;
+            ensure!(told.contains("gone"), "it says {told:?}");
+            Ok(true)
+        })?;
+        // What nothing names can be deleted in any state.
+        for name in ["refused", "classless"] {
+            self.cluster.kubectl(["delete", kind.as_str(), name, "--wait"])?;
+        }
+        self.cluster.kubectl(["delete", kind.as_str(), "left", "--wait=false"])?;
+        Ok(())
+    }
+
+    /// Old volumes are lvms' own.
+    fn lvms_goes_on(&self) -> Result<()> {
+        let stage = self.stage;
+        stage.snapshot("thick", "thick", THIN)?;
+        stage.restore("restored", "before", THIN, "1Gi")?;
+        stage.make_pod("restored", "restored", None)?;
+        self.grows("thin", "2Gi", 2 * GIB)?;
+        self.await_snapshot("thick")?;
+        stage.await_pod("restored")?;
+        let (then, now) = (stage.run_in("restored", READ)?, stage.run_in("thin", READ)?);
+        ensure!(then == now, "the snapshot has {then}, its origin {now}");
+        self.vanishes("idle")
+    }
+
+    /// Volumes that lvms has made or grown are TopoLVM's own.
+    fn topolvm_goes_on(&self) -> Result<()> {
+        let stage = self.stage;
+        stage.snapshot("after", "thin", THIN)?;
+        stage.claim("new", THICK, "1Gi")?;
+        stage.make_pod("new", "new", None)?;
+        self.grows("thick", "3Gi", 3 * GIB)?;
+        self.await_snapshot("after")?;
+        stage.await_pod("new")?;
+        for pod in ["meanwhile", "restored"] {
+            stage.remove_pod(pod)?;
+            self.vanishes(pod)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a claim, and waits until its LV is gone, too.
+    fn vanishes(&self, claim: &str) -> Result<()> {
+        let volume = self.cluster.get([self.kind().as_str(), &self.volume_of(claim)?])?;
+        let id = text(&volume["status"]["volumeID"])?;
+        self.stage.kubectl(&["delete", "pvc", claim, "--wait=false"])?;
+        self.cluster
+            .wait_for(&format!("the volume of {claim} to be gone"), || Ok(!lvs(self.cluster)?.contains(&id)))
+    }
+
+    fn grows(&self, claim: &str, size: &str, bytes: u64) -> Result<()> {
+        self.stage.grow(claim, size)?;
+        self.cluster.wait_for(&format!("{claim} to have {size}"), || self.has_grown(claim, size, bytes))
+    }
+
+    /// Whether the claim says so, and its filesystem is nearly as large.
+    fn has_grown(&self, claim: &str, size: &str, bytes: u64) -> Result<bool> {
+        let told = self.stage.get("pvc", claim)?;
+        ensure!(told["status"]["capacity"]["storage"] == size, "the claim has {}", told["status"]);
+        Ok(filesystem_size(&self.stage.run_in(claim, "df -P -k /data")?)? > bytes / 10 * 9)
+    }
+
+    fn await_snapshot(&self, name: &str) -> Result<()> {
+        self.cluster.wait_for(&format!("the snapshot {name} to be ready"), || {
+            Ok(self.stage.get("volumesnapshot", name)?["status"]["readyToUse"] == true)
+        })
+    }
+
+    /// The name of a claim's PersistentVolume and LogicalVolume.
+    fn volume_of(&self, claim: &str) -> Result<String> {
+        text(&self.stage.get("pvc", claim)?["spec"]["volumeName"])
+    }
+
+    fn kind(&self) -> String {
+        format!("logicalvolumes.{}", self.name.driver())
+    }
+
+    fn patch(&self, volume: &str, patch: &Value, status: bool) -> Result<()> {
+        let (kind, patch) = (self.kind(), patch.to_string());
+        let arguments = ["patch", &kind, volume, "--type=merge", "--patch", &patch];
+        let part = status.then_some("--subresource=status");
+        self.cluster.kubectl(arguments.into_iter().chain(part)).map(drop)
+    }
+}
+
+fn text(value: &Value) -> Result<String> {
+    Ok(value.as_str().with_context(|| format!("{value} is no text"))?.to_owned())
+}
+
+/// The names of all LVs of all nodes.
+fn lvs(cluster: &Cluster) -> Result<BTreeSet<String>> {
+    let mut all = BTreeSet::new();
+    for node in cluster.nodes() {
+        let names = node.guest.command(["lvs", "--noheadings", "-o", "lv_name"]).run()?.text();
+        all.extend(names.split_whitespace().map(str::to_owned));
+    }
+    Ok(all)
+}
