@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +15,40 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// Listens at a path, in the place of whoever listened there before.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
     listen(path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+/// A socket that we made.
+#[derive(Debug)]
+pub struct Owned {
+    path: PathBuf,
+    /// Its file, by which it is told from one that somebody else has put in its place.
+    file: (u64, u64),
+}
+
+impl Owned {
+    fn at(path: &Path) -> io::Result<Owned> {
+        let metadata = fs::symlink_metadata(path)?;
+        Ok(Owned { path: path.to_owned(), file: (metadata.dev(), metadata.ino()) })
+    }
+
+    /// Removes it, unless another one has its place by now.
+    pub fn remove(self) {
+        if Owned::at(&self.path).is_ok_and(|now| now.file == self.file)
+            && let Err(error) = remove(&self.path)
+        {
+            tracing::warn!(socket = %self.path.display(), %error, "the socket could not be removed");
+        }
+    }
+}
+
+/// Listens at a path, in the place of one that nobody serves any more.
+pub fn bind_unless_served(path: &Path) -> io::Result<(UnixListener, Owned)> {
+    if UnixStream::connect(path).is_ok() {
+        let problem = format!("{}: somebody else serves there: end that first", path.display());
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, problem));
+    }
+    let listener = bind(path)?;
+    Ok((listener, Owned::at(path)?))
 }
 
 fn listen(path: &Path) -> io::Result<UnixListener> {
@@ -64,7 +99,6 @@ fn hidden(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixStream;
 
     #[tokio::test]
     async fn who_still_serves_at_a_socket_is_waited_for() {
@@ -96,6 +130,25 @@ mod tests {
         fs::write(&file, "precious").unwrap();
         assert!(bind(&file).unwrap_err().to_string().contains("is no socket"));
         assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_served_socket_is_not_stolen_and_only_our_own_is_removed() {
+        let directory = std::env::temp_dir().join(format!("lvms-owned-sockets-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        let path = directory.join("lvmd.sock");
+        let (theirs, served) = bind_unless_served(&path).unwrap();
+        let refused = bind_unless_served(&path).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse, "{refused}");
+        UnixStream::connect(&path).unwrap();
+        // Killed, it leaves its socket, which another takes the place of; its own end is nothing to that.
+        drop(theirs);
+        let (_ours, owned) = bind_unless_served(&path).unwrap();
+        served.remove();
+        UnixStream::connect(&path).unwrap();
+        owned.remove();
+        assert!(!path.exists());
         fs::remove_dir_all(directory).unwrap();
     }
 }

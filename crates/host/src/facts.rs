@@ -43,6 +43,8 @@ pub struct Facts {
     pub temporary: Option<LvName>,
     /// The way in which these facts are kept, if it is newer than this version.
     pub newer_format: Option<u32>,
+    /// Tags that whoever wants the volume gives it when it is made; they say nothing to us, and are not read.
+    pub others: Vec<Tag>,
 }
 
 impl Facts {
@@ -100,7 +102,13 @@ impl Facts {
             self.temporary.as_ref().map(|owner| format!("temporary={owner}")),
         ];
         // An escaped text is longer than LVM allows only if the text was; who made it has checked that.
-        facts.into_iter().flatten().filter_map(|fact| Tag::parse(&format!("{PREFIX}{fact}")).ok()).collect()
+        let ours = facts.into_iter().flatten().filter_map(|fact| Tag::parse(&format!("{PREFIX}{fact}")).ok());
+        ours.chain(self.others.iter().cloned()).collect()
+    }
+
+    /// Whether a tag with this text would be one of those with which facts are kept.
+    pub fn is_kept_in(tag: &str) -> bool {
+        tag.starts_with(PREFIX)
     }
 
     /// Tags to add and tags to remove, so that what was known becomes this.
@@ -143,6 +151,17 @@ mod tests {
         let (add, remove) = after.since(&before);
         assert_eq!(add.iter().map(Tag::as_str).collect::<Vec<_>>(), ["lvms.io/used"]);
         assert_eq!(remove.iter().map(Tag::as_str).collect::<Vec<_>>(), ["lvms.io/zeroing=0"]);
+    }
+
+    #[test]
+    fn tags_of_whoever_wants_a_volume_are_given_once_and_never_taken_away() {
+        let wished = Facts { used: true, others: vec![Tag::parse("theirs").unwrap()], ..Facts::default() };
+        let tags: Vec<String> = wished.tags().iter().map(ToString::to_string).collect();
+        assert_eq!(tags, ["lvms.io/used", "theirs"]);
+        let read = Facts::read(&tags);
+        assert!(read.others.is_empty());
+        let (add, remove) = Facts { block: true, ..read.clone() }.since(&read);
+        assert_eq!((add.len(), remove.len()), (1, 0));
     }
 
     proptest! {

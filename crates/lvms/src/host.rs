@@ -11,8 +11,12 @@ use lvms_host::attention;
 use lvms_host::desired::Desired;
 use lvms_host::runner::{Linux, Options as HostOptions};
 use lvms_host::volumes::Volumes as Engine;
+use lvms_lvmd::Lvmd;
 use lvms_node::configuration::{self, Configuration};
 use lvms_node::host_volumes::HostVolumes;
+use lvms_node::metrics::Metrics;
+
+use crate::serving;
 
 /// How the host is reached.
 #[derive(Args)]
@@ -26,6 +30,10 @@ pub(crate) struct Arguments {
     /// A changing LVM command that has not ended after this long counts as stuck, and holds its volume group up.
     #[arg(long, value_name = "SECONDS", default_value_t = 180)]
     command_deadline: u64,
+    /// Serve TopoLVM's lvmd protocol at the configuration's socket-name: whoever can open that is root of the volume
+    /// groups, and removes volumes whoever uses them. For programs that speak to lvmd and cannot do without.
+    #[arg(long)]
+    lvmd_protocol: bool,
     /// Where the lock and LVM's layered configuration are kept.
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/lvms", hide = true)]
     runtime_directory: PathBuf,
@@ -57,6 +65,22 @@ impl Arguments {
             }
         }
         Ok(Host { volumes: Arc::new(HostVolumes::new(engine, configuration)), _alone: alone })
+    }
+
+    /// Listens to those who speak lvmd's protocol, if that is wanted. The future serves them until we are told to end.
+    pub(crate) fn lvmd(
+        &self,
+        host: &Host,
+        metrics: &Arc<Metrics>,
+    ) -> Result<impl Future<Output = Result<()>> + use<>> {
+        let wanted = self.lvmd_protocol.then(|| Lvmd::listen(Arc::clone(&host.volumes), Arc::clone(metrics)));
+        let lvmd = wanted.transpose()?;
+        Ok(async {
+            match lvmd {
+                Some(lvmd) => lvmd.serve(serving::told_to_end()).await,
+                None => Ok(()),
+            }
+        })
     }
 }
 

@@ -50,9 +50,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let registered = Arc::new(watch::Sender::new(false));
         let watched = Some(Arc::clone(&stores.volumes));
         let node = options.node.role(&host, connection, watched, &registered, move || metrics.text()).await?;
+        let lvmd = options.node.host.lvmd(&host, &node.metrics)?;
         let (leading, leads) = (leader.clone(), leader.lead_alone());
         let served = tokio::select! {
-            served = node.run(registered, serving::told_to_end()) => served,
+            served = async { tokio::try_join!(node.run(registered, serving::told_to_end()), lvmd) } => served.map(drop),
             // Whoever starts us again is better than a cluster without its part.
             () = leads => Err(anyhow!("the cluster's part of the work has ended")),
         };

@@ -78,13 +78,14 @@ async fn serve(options: &Options, socket: &Path, host: &Host) -> Result<()> {
     };
     let node = Node { volumes: Arc::clone(&host.volumes), locks, id: name, topology };
     tracing::info!(socket = %socket.display(), driver = options.driver_name, "serves");
-    Server::builder()
+    let lvmd = options.host.lvmd(host, &metrics)?;
+    let served = Server::builder()
         .layer(Telemetry { metrics })
         .add_service(IdentityServer::new(identity))
         .add_service(ControllerServer::new(controller))
         .add_service(NodeServer::new(node))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), serving::told_to_end())
-        .await?;
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), serving::told_to_end());
+    tokio::try_join!(async { Ok(served.await?) }, lvmd)?;
     tracing::info!("ends: what was begun is finished");
     Ok(())
 }

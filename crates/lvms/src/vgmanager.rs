@@ -70,7 +70,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let connection = options.cluster.connect().await?;
         let registered = Arc::new(watch::Sender::new(false));
         let role = options.role(&host, connection, None, &registered, String::new).await?;
-        role.run(registered, serving::told_to_end()).await?;
+        let lvmd = options.host.lvmd(&host, &role.metrics)?;
+        tokio::try_join!(role.run(registered, serving::told_to_end()), lvmd)?;
         tracing::info!("ends: what was begun is finished");
         Ok(())
     })

@@ -67,7 +67,9 @@ where
             let took = began.elapsed();
             metrics.call(&method, &code, took);
             // Callers probe and measure all the time: what only looks is told only to those who ask.
-            let quiet = method.contains("Get") || method.contains("List") || method == "Probe";
+            let quiet = method.contains("Get")
+                || method.contains("List")
+                || matches!(method.as_str(), "Probe" | "Check");
             let milliseconds = took.as_millis();
             match code.as_str() {
                 "0" if quiet => tracing::debug!(milliseconds, "done"),
