@@ -14,7 +14,7 @@ use crate::lab::runs::Run;
 use crate::lab::{Lab, Prepared};
 use crate::packages::machine;
 use crate::suites::{self, Choice, Results, Suite, cluster, host, kubernetes, lab, sanity, topolvm, unit};
-use crate::{deployed, driver, peers};
+use crate::{deployed, driver, peers, workspace};
 
 /// Which tests.
 #[derive(Args)]
@@ -143,6 +143,11 @@ fn prepare(
         let mut files = Vec::new();
         if suites.contains(&Suite::Topolvm) || suites.contains(&Suite::Kubernetes) {
             files.extend(peers::node_files(cache)?);
+        }
+        if suites.contains(&Suite::Topolvm) {
+            files.push(("bin/lvms".to_owned(), workspace::build_static("lvms")?));
+        }
+        if suites.contains(&Suite::Topolvm) || suites.contains(&Suite::Kubernetes) {
             files.extend(deployed::node_files(&run.directory)?);
         }
         prepared.with_cluster(cache, &run.directory, kubernetes, &files)?;

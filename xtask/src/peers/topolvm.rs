@@ -18,7 +18,7 @@ use crate::cluster::images::Image;
 use crate::cluster::{Cluster, Node};
 use crate::guest::Guest;
 use crate::packages::go::{self, Module};
-use crate::progress;
+use crate::{driver, progress};
 
 const TOPOLVM: Module = Module {
     folder: "topolvm",
@@ -118,8 +118,24 @@ pub(crate) fn images(cache: &Cache) -> Result<Vec<Image>> {
     Ok(vec![image.entrypoint(&["/hypertopolvm"])])
 }
 
+/// Who serves lvmd's protocol to TopoLVM's node service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lvmd {
+    /// TopoLVM itself, in a pod.
+    Topolvm,
+    /// `lvms standalone`, as a process of the node.
+    Lvms,
+}
+
+/// As in the manifest of TopoLVM's own.
+const CONFIGURATION: &str = "\
+device-classes:
+- {name: thick, volume-group: thick-vg, default: true, spare-gb: 0}
+- {name: thin, volume-group: thin-vg, type: thin, spare-gb: 0, thin-pool: {name: pool, overprovision-ratio: 10.0}}
+";
+
 /// Plugs disks into all nodes, makes volume groups of them, and runs TopoLVM on these. Snapshots are there before.
-pub(crate) fn install(cache: &Cache, cluster: &Cluster, name: Name) -> Result<()> {
+pub(crate) fn install(cache: &Cache, cluster: &Cluster, name: Name, lvmd: Lvmd) -> Result<()> {
     let step = progress::step(format!("installing TopoLVM as {}", name.driver()));
     let first = controller_node(cluster)?;
     for node in cluster.nodes() {
@@ -133,7 +149,13 @@ pub(crate) fn install(cache: &Cache, cluster: &Cluster, name: Name) -> Result<()
     // One after the other: the node service ends if lvmd does not listen, and the provisioner asks for the capacity,
     // which the node service tells, once a minute.
     step.note("lvmd");
-    cluster.apply(&name.manifest(include_str!("topolvm/lvmd.yaml")))?;
+    match lvmd {
+        Lvmd::Topolvm => cluster.apply(&name.manifest(include_str!("topolvm/lvmd.yaml")))?,
+        Lvmd::Lvms => cluster.nodes().iter().try_for_each(|node| {
+            node.guest.put("/run/lvmd.yaml", 0o644, CONFIGURATION)?;
+            driver::start(&node.guest, "/opt/lab/bin/lvms", "--lvmd-protocol")
+        })?,
+    }
     for node in cluster.nodes() {
         cluster.wait_for(&format!("lvmd to listen on {}", node.name), || {
             node.guest.command(["test", "-S", "/run/topolvm/lvmd.sock"]).run()?;

@@ -8,7 +8,7 @@ mod take_over;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::GIB;
 
 use super::cluster::{self, Case, InOneCluster};
@@ -18,8 +18,8 @@ use crate::cache::Cache;
 use crate::cluster::programs::Programs;
 use crate::cluster::{Cluster, Options};
 use crate::lab::Lab;
-use crate::peers::topolvm::{NAMESPACE, Name, THICK, THICK_GROUP, THIN, THIN_GROUP};
-use crate::{deployed, peers};
+use crate::peers::topolvm::{Lvmd, NAMESPACE, Name, THICK, THICK_GROUP, THIN, THIN_GROUP};
+use crate::{deployed, driver, peers};
 
 const CASES: &[Case] = &[
     ("one_node_is_ready_and_its_pod_reaches_a_service", cluster::a_pod_on_each_node_reaches_a_service),
@@ -44,12 +44,16 @@ const LEGACY: &[Case] = &[(
     lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name,
 )];
 
+/// With `--all`, in a cluster of their own, in which lvms serves lvmd's protocol and no lvmd runs.
+const ON_LVMS: &[Case] =
+    &[("topolvm_works_on_lvms_in_the_place_of_lvmd", topolvm_works_on_lvms_in_the_place_of_lvmd)];
+
 /// It takes as long as all others together, and has a cluster of its own.
 const RARELY: &[Case] = &[("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes)];
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    [CASES, LEGACY, RARELY].into_iter().flat_map(cluster::names).collect()
+    [CASES, LEGACY, ON_LVMS, RARELY].into_iter().flat_map(cluster::names).collect()
 }
 
 /// Installs TopoLVM in a cluster with one node if there is a test to run, and runs them.
@@ -60,15 +64,17 @@ pub(crate) fn run(
     choice: &Choice,
     results: &mut Results,
 ) -> Result<()> {
-    let rare = choice.all.then_some(("rare", Name::Present, RARELY));
-    let parts = [("usual", Name::Present, CASES), ("legacy", Name::Legacy, LEGACY)];
-    for (part, name, cases) in parts.into_iter().chain(rare) {
+    let usual =
+        [("usual", CASES, Name::Present, Lvmd::Topolvm), ("legacy", LEGACY, Name::Legacy, Lvmd::Topolvm)];
+    let rare =
+        [("lvmd", ON_LVMS, Name::Present, Lvmd::Lvms), ("rare", RARELY, Name::Present, Lvmd::Topolvm)];
+    for (part, cases, name, lvmd) in usual.into_iter().chain(rare.into_iter().filter(|_| choice.all)) {
         let images = peers::IMAGES.iter().chain(&[deployed::IMAGES]).map(|&image| image.to_owned()).collect();
         let options = Options { images, ..Options::nodes(1) };
         let suite = InOneCluster { suite: Suite::Topolvm, part, options, cases };
         suite.run(lab, programs, choice, results, |cluster| {
             peers::snapshots::install(cache, cluster)?;
-            peers::topolvm::install(cache, cluster, name)
+            peers::topolvm::install(cache, cluster, name, lvmd)
         })?;
     }
     Ok(())
@@ -167,6 +173,27 @@ fn a_snapshot_is_restored_as_it_was_though_its_origin_changed(cluster: &Cluster)
         ensure!(stage.run_in("origin", READ)? == now, "the restore has changed the origin");
         Ok(())
     })
+}
+
+/// TopoLVM's controller and node service as they are, which speak to lvms and think that it is lvmd.
+fn topolvm_works_on_lvms_in_the_place_of_lvmd(cluster: &Cluster) -> Result<()> {
+    let steps = [
+        a_thick_volume_keeps_its_data_when_its_pod_is_made_again,
+        a_mounted_thick_volume_grows,
+        a_mounted_thin_volume_grows,
+        a_snapshot_is_restored_as_it_was_though_its_origin_changed,
+    ];
+    let worked = steps.into_iter().try_for_each(|step| step(cluster));
+    for node in cluster.nodes() {
+        driver::keep_log(&node.guest, &format!("{}-lvms.log", node.name));
+        node.guest.script("! pgrep -x lvmd").run().context("an lvmd runs beside lvms")?;
+        // Each of what TopoLVM asks of lvmd was asked of lvms.
+        for call in ["CreateLV", "CreateLVSnapshot", "ResizeLV", "RemoveLV"] {
+            let answered = format!("grep -q 'method=\"{call}\"' /run/lvms.log");
+            node.guest.script(&answered).run().with_context(|| format!("{call} was not asked"))?;
+        }
+    }
+    worked
 }
 
 /// TopoLVM says that it can make snapshots and clones, but of thin volumes only; its own suite skips these too.
