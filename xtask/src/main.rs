@@ -63,7 +63,7 @@ enum Command {
         program: Vec<String>,
     },
     /// The main job, shown end to end.
-    Demo,
+    Demo(commands::demo::Options),
     /// Run the benchmarks: all of them, or those named.
     Bench(commands::bench::Options),
     /// Check licences, sources, duplicates and advisories of all dependencies.
@@ -90,8 +90,8 @@ fn run() -> Result<ExitCode> {
         (Command::Lab(command), Place::Outside) => commands::lab::outside(&command),
         (Command::Lab(command), Place::Inside) => commands::lab::inside(&command),
         (Command::GuestShell { address, program }, _) => guest::shell(address, program),
-        (Command::Demo, Place::Outside) => commands::demo::outside(),
-        (Command::Demo, Place::Inside) => commands::demo::inside(),
+        (Command::Demo(options), Place::Outside) => commands::demo::outside(&options),
+        (Command::Demo(options), Place::Inside) => commands::demo::inside(&options),
         (Command::Bench(options), Place::Outside) => commands::bench::outside(&options),
         (Command::Bench(options), Place::Inside) => commands::bench::inside(&options),
         (Command::NativeTests { scratch, binaries }, _) => commands::test::native(&binaries, &scratch),

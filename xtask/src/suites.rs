@@ -16,7 +16,7 @@ pub(crate) mod kubernetes;
 pub(crate) mod lab;
 mod results;
 pub(crate) mod sanity;
-mod stage;
+pub(crate) mod stage;
 pub(crate) mod topolvm;
 pub(crate) mod unit;
 

@@ -1,6 +1,6 @@
 //! The whole life of a volume, told step by step, with `lvms standalone` on the other side of a socket.
 //!
-//! `cargo xtask demo` runs it in a machine with a volume group `demo` and a thin pool `pool` in it.
+//! `cargo xtask demo --standalone` runs it in a machine with a volume group `demo` and a thin pool `pool` in it.
 
 use std::fs;
 use std::path::Path;

@@ -39,7 +39,8 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     // Read before the run, which may write the same file.
     let old = options.compare.as_ref().map(|path| bench::read(path)).transpose()?;
     let with_kubernetes = benches.iter().any(|bench| bench.needs_kubernetes());
-    let code = super::in_a_lab("bench", with_kubernetes.then(Version::default), |prepared, run| {
+    let kubernetes = with_kubernetes.then(|| (Version::default(), super::NO_FILES));
+    let code = super::in_a_lab("bench", kubernetes, |prepared, run| {
         benches.iter().try_for_each(|bench| bench.share(prepared, run))
     })?;
     if code != ExitCode::SUCCESS {

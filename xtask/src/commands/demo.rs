@@ -1,52 +1,42 @@
-//! `cargo xtask demo`: the main job, shown end to end: `lvms standalone` in a machine with real LVM, and the whole life
-//! of a volume.
+//! `cargo xtask demo`: the main job, shown end to end, and failed if a step does not do what it tells.
+
+mod kubernetes;
+mod standalone;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
-use lab_protocol::agent::{Ended, FromGuest};
-use lab_protocol::disk::{Disk, GIB};
+use anyhow::Result;
+use clap::Args;
 
-use crate::guest::{Guest, Spec};
+use crate::cache::Cache;
+use crate::cluster::programs::Version;
 use crate::lab::{Lab, Prepared};
-use crate::{driver, progress};
 
-const CONFIGURATION: &str = "\
-device-classes:
-  - {name: thick, volume-group: demo, default: true, spare-gb: 1}
-  - {name: thin, volume-group: demo, type: thin, thin-pool: {name: pool, overprovision-ratio: 5}}
-";
+/// What is shown.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Show the driver for one host, without Kubernetes.
+    #[arg(long)]
+    standalone: bool,
+}
 
 /// Enters a lab.
-pub(crate) fn outside() -> Result<ExitCode> {
-    super::in_a_lab("demo", None, |prepared, run| {
-        driver::share(prepared, run)?;
-        driver::share_example(prepared, run, "volume")
-    })
+pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
+    if options.standalone {
+        return super::in_a_lab("demo", None, standalone::share);
+    }
+    super::in_a_lab("demo", Some((Version::default(), kubernetes::node_files)), |_, _| Ok(()))
 }
 
 /// Shows it.
-pub(crate) fn inside() -> Result<ExitCode> {
+pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
     let prepared = Prepared::load()?;
     let lab = Lab::start(&prepared)?;
-    let step = progress::step("a machine with a kernel and a disk of its own boots");
-    let guest = Guest::boot(&lab, Spec::new("demo"), vec![lab.new_disk(Disk::new(20 * GIB))?])?;
-    guest.script("vgcreate demo /dev/sda; lvcreate --type thin-pool --name pool --size 10G demo").run()?;
-    step.done();
-    println!("\nThe configuration, lvmd.yaml:\n\n{CONFIGURATION}");
-    println!("What `lvms check` says of it and of this machine:\n");
-    guest.put("/run/lvmd.yaml", 0o644, CONFIGURATION)?;
-    println!("{}", guest.command(["/lab/lvms", "check", "/run/lvmd.yaml"]).run()?.text());
-    driver::start(&guest, "/lab/lvms", "")?;
-    println!("\n`lvms standalone --config lvmd.yaml --endpoint unix://{}` serves.", driver::SOCKET);
-    let shown = guest.command(["/lab/volume", driver::SOCKET]).follow(|frame| match frame {
-        FromGuest::Stdout(text) | FromGuest::Stderr(text) => print!("{}", String::from_utf8_lossy(text)),
-        FromGuest::Ended(_) => {}
-    })?;
-    driver::keep_log(&guest, "lvms.log");
-    ensure!(shown.ended == Ended::Exited(0), "the demo ended with {:?}", shown.ended);
-    println!(
-        "\nThat was lvms. `docs/standalone.md` tells how to use it; `cargo xtask lab up` starts a lab to play with."
-    );
+    if options.standalone {
+        standalone::show(&lab)?;
+    } else {
+        kubernetes::show(&lab, &Cache::open()?, prepared.programs()?)?;
+    }
+    println!("`cargo xtask lab up` starts a lab to play with.");
     Ok(ExitCode::SUCCESS)
 }

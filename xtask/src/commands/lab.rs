@@ -103,7 +103,10 @@ struct Address {
 /// Prepares and enters, or reaches a lab that is up.
 pub(crate) fn outside(command: &Command) -> Result<ExitCode> {
     match command {
-        Command::Up(up) => super::in_a_lab(&up.name, (!up.bare).then_some(up.kubernetes), |_, _| Ok(())),
+        Command::Up(up) => {
+            let kubernetes = (!up.bare).then_some((up.kubernetes, super::NO_FILES));
+            super::in_a_lab(&up.name, kubernetes, |_, _| Ok(()))
+        }
         Command::Shell { guest, which, program } => shell(&Up::find(which)?, guest, program),
         Command::Kubectl { which, arguments } => kubectl(&Up::find(which)?, arguments),
         Command::Down { which } => down(&Up::find(which)?),

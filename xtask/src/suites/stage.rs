@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 use crate::cluster::Cluster;
 
 /// Whose volumes a test is about.
-pub(super) struct Product {
+pub(crate) struct Product {
     /// What is free and what is taken, in bytes, by names that begin with the node's.
-    pub(super) space: fn(&Cluster) -> Result<BTreeMap<String, u64>>,
+    pub(crate) space: fn(&Cluster) -> Result<BTreeMap<String, u64>>,
     /// Puts what it has logged into the run's directory, under the name of a test.
-    pub(super) collect_logs: fn(&Cluster, &str),
+    pub(crate) collect_logs: fn(&Cluster, &str),
 }
 
 /// What a test acts on.
-pub(super) struct Stage<'a> {
-    pub(super) cluster: &'a Cluster,
+pub(crate) struct Stage<'a> {
+    pub(crate) cluster: &'a Cluster,
     product: &'a Product,
     namespace: &'a str,
     /// The volume group from which it takes space.
@@ -28,7 +28,7 @@ pub(super) struct Stage<'a> {
 }
 
 /// Lets a test act in a namespace of its own, which is removed in any case.
-pub(super) fn on_a_stage(
+pub(crate) fn on_a_stage(
     cluster: &Cluster,
     product: &Product,
     namespace: &str,
@@ -43,7 +43,7 @@ pub(super) fn on_a_stage(
 }
 
 /// Lets a test act, and then waits until all space is free that was free before.
-pub(super) fn returning_all_space(
+pub(crate) fn returning_all_space(
     cluster: &Cluster,
     product: &Product,
     test: &str,
@@ -56,18 +56,18 @@ pub(super) fn returning_all_space(
 
 impl Stage<'_> {
     /// A claim on an empty volume.
-    pub(super) fn claim(&self, name: &str, class: &str, size: &str) -> Result<()> {
+    pub(crate) fn claim(&self, name: &str, class: &str, size: &str) -> Result<()> {
         self.apply_claim(name, class, size, &Value::Null)
     }
 
     /// A claim on a volume with what is in a snapshot.
-    pub(super) fn restore(&self, name: &str, snapshot: &str, class: &str, size: &str) -> Result<()> {
+    pub(crate) fn restore(&self, name: &str, snapshot: &str, class: &str, size: &str) -> Result<()> {
         let source =
             json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": snapshot});
         self.apply_claim(name, class, size, &source)
     }
 
-    pub(super) fn apply_claim(&self, name: &str, class: &str, size: &str, source: &Value) -> Result<()> {
+    pub(crate) fn apply_claim(&self, name: &str, class: &str, size: &str, source: &Value) -> Result<()> {
         let mut spec = json!({
             "accessModes": ["ReadWriteOnce"], "storageClassName": class, "resources": {"requests": {"storage": size}},
         });
@@ -78,20 +78,20 @@ impl Stage<'_> {
     }
 
     /// A claim's new size.
-    pub(super) fn grow(&self, claim: &str, size: &str) -> Result<()> {
+    pub(crate) fn grow(&self, claim: &str, size: &str) -> Result<()> {
         let patch = json!({"spec": {"resources": {"requests": {"storage": size}}}}).to_string();
         self.kubectl(&["patch", "pvc", claim, "--patch", &patch])?;
         Ok(())
     }
 
     /// A snapshot of a claim's volume, not awaited.
-    pub(super) fn snapshot(&self, name: &str, claim: &str, class: &str) -> Result<()> {
+    pub(crate) fn snapshot(&self, name: &str, claim: &str, class: &str) -> Result<()> {
         let spec = json!({"volumeSnapshotClassName": class, "source": {"persistentVolumeClaimName": claim}});
         self.apply("snapshot.storage.k8s.io/v1", "VolumeSnapshot", name, &spec)
     }
 
     /// A claim on a device.
-    pub(super) fn block_claim(&self, name: &str, class: &str, size: &str) -> Result<()> {
+    pub(crate) fn block_claim(&self, name: &str, class: &str, size: &str) -> Result<()> {
         let spec = json!({
             "accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": class,
             "resources": {"requests": {"storage": size}},
@@ -100,24 +100,24 @@ impl Stage<'_> {
     }
 
     /// A pod that has a claim's volume at `/data`, on this node or on any, not awaited.
-    pub(super) fn make_pod(&self, name: &str, claim: &str, node: Option<&str>) -> Result<()> {
+    pub(crate) fn make_pod(&self, name: &str, claim: &str, node: Option<&str>) -> Result<()> {
         self.apply_pod(name, claim, node, &json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]}))
     }
 
     /// The same, running.
-    pub(super) fn start_pod(&self, name: &str, claim: &str, node: Option<&str>) -> Result<()> {
+    pub(crate) fn start_pod(&self, name: &str, claim: &str, node: Option<&str>) -> Result<()> {
         self.make_pod(name, claim, node)?;
         self.await_pod(name)
     }
 
     /// A pod that has a claim's device at `/dev/data`, not awaited.
-    pub(super) fn make_block_pod(&self, name: &str, claim: &str) -> Result<()> {
+    pub(crate) fn make_block_pod(&self, name: &str, claim: &str) -> Result<()> {
         let device = json!({"volumeDevices": [{"name": "data", "devicePath": "/dev/data"}]});
         self.apply_pod(name, claim, None, &device)
     }
 
     /// The same, running.
-    pub(super) fn start_block_pod(&self, name: &str, claim: &str) -> Result<()> {
+    pub(crate) fn start_block_pod(&self, name: &str, claim: &str) -> Result<()> {
         self.make_block_pod(name, claim)?;
         self.await_pod(name)
     }
@@ -137,14 +137,14 @@ impl Stage<'_> {
     }
 
     /// Waits until a pod runs.
-    pub(super) fn await_pod(&self, name: &str) -> Result<()> {
+    pub(crate) fn await_pod(&self, name: &str) -> Result<()> {
         self.cluster.wait_for(&format!("the pod {name} to run"), || {
             Ok(self.get("pod", name)?["status"]["phase"] == "Running")
         })
     }
 
     /// Deletes a pod and waits until it is gone.
-    pub(super) fn remove_pod(&self, name: &str) -> Result<()> {
+    pub(crate) fn remove_pod(&self, name: &str) -> Result<()> {
         self.kubectl(&["delete", "pod", name, "--wait=false"])?;
         self.cluster.wait_for(&format!("the pod {name} to be gone"), || {
             Ok(self.kubectl(&["get", "pod", name, "--ignore-not-found"])?.is_empty())
@@ -152,19 +152,19 @@ impl Stage<'_> {
     }
 
     /// Runs a script in a pod and returns what it printed.
-    pub(super) fn run_in(&self, pod: &str, script: &str) -> Result<String> {
+    pub(crate) fn run_in(&self, pod: &str, script: &str) -> Result<String> {
         let printed = self.kubectl(&["exec", pod, "--", "sh", "-c", script])?;
         Ok(printed.trim().to_owned())
     }
 
     /// The node that a pod is on.
-    pub(super) fn node_of(&self, pod: &str) -> Result<String> {
+    pub(crate) fn node_of(&self, pod: &str) -> Result<String> {
         let pod = self.get("pod", pod)?;
         Ok(pod["spec"]["nodeName"].as_str().context("the pod is on no node")?.to_owned())
     }
 
     /// By how much something has become less since the test began.
-    pub(super) fn taken(&self, what: &str) -> Result<u64> {
+    pub(crate) fn taken(&self, what: &str) -> Result<u64> {
         let (before, now) =
             (self.before.get(what), space(self.product, self.cluster, self.group)?.get(what).copied());
         let (before, now) = (*before.context(what.to_owned())?, now.context(what.to_owned())?);
@@ -172,15 +172,15 @@ impl Stage<'_> {
     }
 
     /// An object of the namespace.
-    pub(super) fn get(&self, kind: &str, name: &str) -> Result<Value> {
+    pub(crate) fn get(&self, kind: &str, name: &str) -> Result<Value> {
         self.cluster.get(["--namespace", self.namespace, kind, name])
     }
 
-    pub(super) fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         self.cluster.kubectl(["--namespace", self.namespace].iter().chain(arguments))
     }
 
-    pub(super) fn apply(&self, version: &str, kind: &str, name: &str, spec: &Value) -> Result<()> {
+    pub(crate) fn apply(&self, version: &str, kind: &str, name: &str, spec: &Value) -> Result<()> {
         let metadata = json!({"name": name, "namespace": self.namespace});
         let object = json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec});
         self.cluster.apply(&object.to_string())
@@ -215,7 +215,7 @@ impl Stage<'_> {
 }
 
 /// Puts what tells why a test failed into the run's directory, as far as it is to be had.
-pub(super) fn keep(name: &str, text: Result<String>) {
+pub(crate) fn keep(name: &str, text: Result<String>) {
     let text = text.unwrap_or_else(|error| format!("{error:#}"));
     let _ = fs::write(name, text);
 }
@@ -247,7 +247,7 @@ fn except(one: &BTreeMap<String, u64>, other: &BTreeMap<String, u64>) -> String 
 }
 
 /// The second line of `df -P -k` has it in its second column.
-pub(super) fn filesystem_size(df: &str) -> Result<u64> {
+pub(crate) fn filesystem_size(df: &str) -> Result<u64> {
     let size = df
         .lines()
         .nth(1)
