@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use lvms_cluster::Connection;
 use lvms_operator::leftovers::Departure;
 use lvms_operator::metrics::Metrics;
 use lvms_operator::role::Role;
+use lvms_operator::stores::Stores;
 
 use crate::cluster;
 use crate::serving::{self, Address};
@@ -17,15 +19,8 @@ use crate::serving::{self, Address};
 pub(crate) struct Options {
     #[command(flatten)]
     cluster: cluster::Arguments,
-    /// The pod that this is, whose Deployment owns what is published.
-    #[arg(long, value_name = "NAME", env = "POD_NAME")]
-    pod: Option<String>,
-    /// Where the leader serves CSI's Controller service; nowhere if it is not given, since Kubernetes does not need it.
-    #[arg(long, value_name = "SOCKET")]
-    csi_socket: Option<PathBuf>,
-    /// What becomes of the volumes of a node that leaves: keep them and their claims, or delete both as TopoLVM does.
-    #[arg(long, value_name = "RULE", default_value = "keep")]
-    node_finalize: NodeFinalize,
+    #[command(flatten)]
+    leader: Leader,
     /// Where to serve Prometheus' figures (/metrics), as address:port; 0 for nowhere.
     #[arg(long, value_name = "ADDRESS", default_value = ":8080")]
     metrics_bind_address: Address,
@@ -34,8 +29,44 @@ pub(crate) struct Options {
     health_probe_bind_address: Address,
 }
 
+/// How a leader leads, whoever else is in its process.
+#[derive(Args)]
+pub(crate) struct Leader {
+    /// The pod that this is, whose owner owns what is published.
+    #[arg(long, value_name = "NAME", env = "POD_NAME")]
+    pod: Option<String>,
+    /// Where the leader serves CSI's Controller service; nowhere if it is not given, since Kubernetes does not need it.
+    #[arg(long, value_name = "SOCKET")]
+    csi_socket: Option<PathBuf>,
+    /// What becomes of the volumes of a node that leaves: keep them and their claims, or delete both as TopoLVM does.
+    #[arg(long, value_name = "RULE", default_value = "keep")]
+    node_finalize: NodeFinalize,
+}
+
+impl Leader {
+    /// What it does, once the cluster is reached.
+    pub(crate) fn role(
+        &self,
+        cluster: &cluster::Arguments,
+        connection: Connection,
+        stores: Arc<Stores>,
+        metrics: Arc<Metrics>,
+    ) -> Role {
+        Role {
+            personality: cluster.personality(),
+            namespace: cluster.namespace(&connection),
+            connection,
+            pod: self.pod.clone(),
+            departure: self.node_finalize.into(),
+            stores,
+            metrics,
+            socket: self.csi_socket.clone(),
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum NodeFinalize {
+enum NodeFinalize {
     Keep,
     Delete,
 }
@@ -57,16 +88,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         serving::health(options.health_probe_bind_address, || true, String::new).await?;
         let counted = Arc::clone(&metrics);
         serving::health(options.metrics_bind_address, || true, move || counted.text() + "# EOF\n").await?;
-        let role = Role {
-            personality: options.cluster.personality(),
-            namespace: options.cluster.namespace(&connection),
-            connection,
-            pod: options.pod.clone(),
-            departure: options.node_finalize.into(),
-            stores: Arc::default(),
-            metrics,
-            socket: options.csi_socket.clone(),
-        };
+        let role = options.leader.role(&options.cluster, connection, Arc::default(), metrics);
         role.run(serving::told_to_end()).await;
         Ok(())
     })

@@ -1,33 +1,23 @@
 //! `lvms single-node`: a cluster's part and its only node's, in one process. One watch serves both, and the host's lock
 //! stands for a lease.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use clap::Args;
 use lvms_operator::metrics::Metrics;
-use lvms_operator::role::Role;
 use lvms_operator::stores::Stores;
 use tokio::sync::watch;
 
-use crate::operator::NodeFinalize;
-use crate::{serving, vgmanager};
+use crate::{operator, serving, vgmanager};
 
 /// How it is run.
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
     node: vgmanager::Options,
-    /// The pod that this is, whose owner owns what is published.
-    #[arg(long, value_name = "NAME", env = "POD_NAME")]
-    pod: Option<String>,
-    /// Where the leader serves CSI's Controller service; nowhere if it is not given, since Kubernetes does not need it.
-    #[arg(long, value_name = "SOCKET")]
-    csi_socket: Option<PathBuf>,
-    /// What becomes of the volumes of a node that leaves: keep them and their claims, or delete both as TopoLVM does.
-    #[arg(long, value_name = "RULE", default_value = "keep")]
-    node_finalize: NodeFinalize,
+    #[command(flatten)]
+    leader: operator::Leader,
 }
 
 /// Serves and leads until it is told to end.
@@ -37,16 +27,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let cluster = &options.node.cluster;
         let connection = cluster.connect().await?;
         let (stores, metrics): (Arc<Stores>, Arc<Metrics>) = Default::default();
-        let leader = Role {
-            personality: cluster.personality(),
-            namespace: cluster.namespace(&connection),
-            connection: connection.clone(),
-            pod: options.pod.clone(),
-            departure: options.node_finalize.into(),
-            stores: Arc::clone(&stores),
-            metrics: Arc::clone(&metrics),
-            socket: options.csi_socket.clone(),
-        };
+        let leader =
+            options.leader.role(cluster, connection.clone(), Arc::clone(&stores), Arc::clone(&metrics));
         let registered = Arc::new(watch::Sender::new(false));
         let watched = Some(Arc::clone(&stores.volumes));
         let node = options.node.role(&host, connection, watched, &registered, move || metrics.text()).await?;
