@@ -232,7 +232,7 @@ fn what_lvmd_refuses_is_refused_with_its_codes_and_changes_nothing(lab: &Lab) ->
     let client = Client::connect()?;
     client.create(wish("there", "thick", 8 * MIB))?;
     client.create(wish("thin-there", "thin", 8 * MIB))?;
-    client.copy("snapshot", "thick", "there", "ro", 0)?;
+    client.copy("moment", "thick", "there", "ro", 0)?;
     let state = || run("lvs", ["--noheadings", "-o", "lv_name,lv_size,lv_tags,vg_free_count"]);
     let before = state()?;
 
@@ -260,7 +260,7 @@ fn what_lvmd_refuses_is_refused_with_its_codes_and_changes_nothing(lab: &Lab) ->
     refused(client.remove("there", "nope"), Code::NotFound, &["nope"]);
     refused(client.remove("--yes", "thick"), Code::NotFound, &[]);
     // lvmd would take the snapshot along, and a whole pool with all its volumes.
-    refused(client.remove("there", "thick"), Code::FailedPrecondition, &["snapshot"]);
+    refused(client.remove("there", "thick"), Code::FailedPrecondition, &["moment"]);
     refused(client.remove("pool", "thin"), Code::FailedPrecondition, &["vg/pool"]);
 
     let copy = |source: &str, access: &str, size| client.copy("x", "thick", source, access, size);
