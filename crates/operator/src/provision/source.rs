@@ -27,95 +27,109 @@ pub(super) async fn of(context: &Context, claim: &Claim) -> Result<Source, kube:
     }
     let group = source.api_group.as_deref().unwrap_or_default();
     let found = match (group, source.kind.as_str()) {
-        ("", "PersistentVolumeClaim") => of_claim(context, claim, namespace, source).await?,
-        (SNAPSHOTS, "VolumeSnapshot") => of_snapshot(context, claim, namespace, source).await?,
+        ("", "PersistentVolumeClaim") => claim_as_source(context, namespace, source).await?,
+        (SNAPSHOTS, "VolumeSnapshot") => snapshot_as_source(context, namespace, source).await?,
         _ => return Ok(Source::Foreign(source.kind.clone())),
     };
-    Ok(found.unwrap_or_else(|problem| Source::Problem(format!("spec.dataSource: {problem}"))))
+    let DataSource { kind, name, .. } = source;
+    Ok(judge(context, claim, found)
+        .unwrap_or_else(|problem| Source::Problem(format!("spec.dataSource: {kind} {name:?} {problem}"))))
 }
 
-async fn of_claim(
+/// A source, whichever kind of object it is.
+struct Origin {
+    /// Whether it is being deleted, and not because of us: one that we have protected waits for us.
+    goes: bool,
+    /// Whether it is a block device; `None` if it may be copied to either.
+    block: Option<bool>,
+    /// Its volume, once it has one.
+    volume: Option<OriginVolume>,
+}
+
+struct OriginVolume {
+    /// The driver's name for it; `None` if the driver is another one.
+    handle: Option<String>,
+    /// The least size of a copy.
+    least: Option<u64>,
+}
+
+/// Whether a source can be copied now, or what is wrong with it.
+fn judge(context: &Context, claim: &Claim, found: Option<Origin>) -> Result<Source, String> {
+    let origin = found.ok_or("is not there")?;
+    if origin.goes {
+        return Err("is being deleted".to_owned());
+    }
+    let volume = origin.volume.ok_or("is not ready")?;
+    let handle = volume.handle.ok_or("is of another driver")?;
+    if origin.block.is_some_and(|block| block != claim.is_block()) {
+        return Err("has another volumeMode".to_owned());
+    }
+    by_handle(context, &handle, volume.least)
+}
+
+async fn claim_as_source(
     context: &Context,
-    claim: &Claim,
     namespace: &str,
     source: &DataSource,
-) -> Result<Result<Source, String>, kube::Error> {
-    let name = &source.name;
+) -> Result<Option<Origin>, kube::Error> {
     let claims: Api<Claim> = Api::namespaced(context.client.clone(), namespace);
-    let Some(origin) = claims.get_opt(name).await? else {
-        return Ok(Err(format!("there is no PersistentVolumeClaim {name:?}")));
-    };
-    // One that we have protected waits for us.
-    if origin.metadata.deletion_timestamp.is_some() && !has_finalizer(&origin.metadata, CLONED) {
-        return Ok(Err(format!("PersistentVolumeClaim {name:?} is being deleted")));
-    }
-    if origin.status.phase != "Bound" {
-        return Ok(Err(format!("PersistentVolumeClaim {name:?} is not bound")));
-    }
-    if origin.is_block() != claim.is_block() {
-        return Ok(Err(format!("PersistentVolumeClaim {name:?} has another volumeMode")));
-    }
+    let Some(origin) = claims.get_opt(&source.name).await? else { return Ok(None) };
     let volumes: Api<PersistentVolume> = Api::all(context.client.clone());
-    let volume = volumes.get_opt(&origin.spec.volume_name).await?;
-    let ours =
-        volume.filter(|volume| volume.spec.claim_ref.as_ref().is_some_and(|of| of.uid == origin.uid()));
-    let Some(handle) = ours.as_ref().and_then(|volume| volume.handle(context.personality.driver())) else {
-        return Ok(Err(format!("PersistentVolumeClaim {name:?} is bound to a volume of another driver")));
+    let bound = match origin.status.phase.as_str() {
+        "Bound" => volumes.get_opt(&origin.spec.volume_name).await?,
+        _ => None,
     };
-    let least = origin.requested().and_then(|size| size.bytes().ok());
-    Ok(by_handle(context, handle, least))
+    let bound = bound.filter(|bound| bound.spec.claim_ref.as_ref().is_some_and(|of| of.uid == origin.uid()));
+    let volume = bound.map(|bound| OriginVolume {
+        handle: bound.handle(context.personality.driver()).map(str::to_owned),
+        least: origin.requested().and_then(|size| size.bytes().ok()),
+    });
+    let goes = origin.metadata.deletion_timestamp.is_some() && !has_finalizer(&origin.metadata, CLONED);
+    Ok(Some(Origin { goes, block: Some(origin.is_block()), volume }))
 }
 
-async fn of_snapshot(
+async fn snapshot_as_source(
     context: &Context,
-    claim: &Claim,
     namespace: &str,
     source: &DataSource,
-) -> Result<Result<Source, String>, kube::Error> {
-    let name = &source.name;
+) -> Result<Option<Origin>, kube::Error> {
     let snapshots: Api<VolumeSnapshot> = Api::namespaced(context.client.clone(), namespace);
-    let Some(snapshot) = snapshots.get_opt(name).await? else {
-        return Ok(Err(format!("there is no VolumeSnapshot {name:?}")));
-    };
-    if snapshot.metadata.deletion_timestamp.is_some() && !has_finalizer(&snapshot.metadata, RESTORED) {
-        return Ok(Err(format!("VolumeSnapshot {name:?} is being deleted")));
-    }
-    let not_ready = || Ok(Err(format!("VolumeSnapshot {name:?} is not ready")));
-    let Some(bound) = &snapshot.status.bound_volume_snapshot_content_name else { return not_ready() };
+    let Some(snapshot) = snapshots.get_opt(&source.name).await? else { return Ok(None) };
+    let VolumeSnapshot { metadata, status } = snapshot;
     let contents: Api<SnapshotContent> = Api::all(context.client.clone());
-    let Some(content) = contents.get_opt(bound).await? else { return not_ready() };
-    let of = &content.spec.volume_snapshot_ref;
-    if of.uid != snapshot.metadata.uid.as_deref().unwrap_or_default() {
-        return Ok(Err(format!("VolumeSnapshotContent {bound:?} is bound to another VolumeSnapshot")));
-    }
-    if content.spec.driver != context.personality.driver() {
-        return Ok(Err(format!("VolumeSnapshot {name:?} is of another driver, {}", content.spec.driver)));
-    }
-    if snapshot.status.ready_to_use != Some(true) {
-        return not_ready();
-    }
-    let mode = if claim.is_block() { "Block" } else { "Filesystem" };
-    let same_mode = content.spec.source_volume_mode.as_deref().is_none_or(|of| of == mode);
-    if !same_mode && annotation(&content.metadata, MODE_CHANGE) != Some("true") {
-        return Ok(Err(format!("VolumeSnapshot {name:?} is of a volume with another volumeMode")));
-    }
-    let Some(handle) = content.status.as_ref().and_then(|status| status.snapshot_handle.as_deref()) else {
-        return not_ready();
+    let bound = match &status.bound_volume_snapshot_content_name {
+        Some(bound) => contents.get_opt(bound).await?,
+        None => None,
     };
-    let least = snapshot.status.restore_size.as_ref().and_then(|size| size.bytes().ok());
-    Ok(by_handle(context, handle, least))
+    let bound = bound.filter(|bound| {
+        Some(&bound.spec.volume_snapshot_ref.uid) == metadata.uid.as_ref()
+            && status.ready_to_use == Some(true)
+    });
+    let mode = bound.as_ref().and_then(|bound| {
+        let free = annotation(&bound.metadata, MODE_CHANGE) == Some("true");
+        bound.spec.source_volume_mode.as_deref().filter(|_| !free).map(|mode| mode == "Block")
+    });
+    let volume = bound.and_then(|bound| {
+        let ours = bound.spec.driver == context.personality.driver();
+        let handle = bound.status.and_then(|status| status.snapshot_handle);
+        let least = status.restore_size.as_ref().and_then(|size| size.bytes().ok());
+        // One of ours without a handle is not ready.
+        (!ours || handle.is_some()).then(|| OriginVolume { handle: handle.filter(|_| ours), least })
+    });
+    let goes = metadata.deletion_timestamp.is_some() && !has_finalizer(&metadata, RESTORED);
+    Ok(Some(Origin { goes, block: mode, volume }))
 }
 
 /// The LogicalVolume that a handle names.
 fn by_handle(context: &Context, handle: &str, least: Option<u64>) -> Result<Source, String> {
     let volume =
-        context.stores.by_handle(handle).ok_or_else(|| format!("there is no LogicalVolume of {handle}"))?;
+        context.stores.by_handle(handle).ok_or_else(|| format!("has no LogicalVolume, of {handle}"))?;
     let size = |volume: &Arc<LogicalVolume>| {
         volume.status.as_ref().and_then(|status| status.current_size.as_ref()).map(Quantity::bytes)
     };
     let size = match size(&volume) {
         Some(Ok(size)) => size,
-        _ => return Err(format!("the size of LogicalVolume {} is not known yet", volume.name())),
+        _ => return Err(format!("has a LogicalVolume, {}, of no known size yet", volume.name())),
     };
     Ok(Source::Volume {
         name: volume.name().to_owned(),
