@@ -272,6 +272,31 @@ fn a_volume_for_a_single_writer_is_published_on_one_path(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_target_behind_a_symbolic_link_is_the_place_that_it_leads_to(lab: &Lab) -> Result {
+    let (_driver, client) = start(lab)?;
+    fs::create_dir_all("/run/test/real/pods")?;
+    std::os::unix::fs::symlink("/run/test/real", "/run/test/kubelet")?;
+    for access in [Access::Filesystem("ext4"), Access::Block] {
+        let id = client.create("linked", "thin", 64 << 20, access, None)?.volume_id;
+        let target = Path::new("/run/test/kubelet/pods/volume");
+        client.publish(&id, target, access)?;
+        client.publish(&id, target, access)?;
+        client.stats(&id, target)?;
+        client.grow(&id, 96 << 20, access, Some(target))?;
+        let real = Path::new("/run/test/real/pods/volume");
+        assert!(real.exists());
+        if access != Access::Block {
+            let mounts = fs::read_to_string("/proc/mounts")?;
+            assert_eq!(mounts.matches(" /run/test/real/pods/volume ").count(), 1, "{mounts}");
+        }
+        client.unpublish(&id, target)?;
+        assert!(!real.exists() && !fs::read_to_string("/proc/mounts")?.contains("/run/test/real"));
+        client.unpublish(&id, target)?;
+        client.delete(&id)?;
+    }
+    Ok(())
+}
+
 fn figures(path: &str) -> Result<String> {
     let mut connection = TcpStream::connect(FIGURES)?;
     write!(connection, "GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")?;
@@ -384,6 +409,7 @@ lab_test::main! {
     wrong_requests_get_the_right_code_name_the_field_and_change_nothing: Needs::disks(1, GIB).guest(),
     names_of_every_kind_come_back_as_they_were: Needs::disks(1, GIB).guest(),
     a_volume_for_a_single_writer_is_published_on_one_path: Needs::disks(1, GIB).guest(),
+    a_target_behind_a_symbolic_link_is_the_place_that_it_leads_to: Needs::disks(1, GIB).guest(),
     a_changed_configuration_takes_effect_and_a_wrong_one_is_told: Needs::disks(1, GIB).guest(),
     a_second_driver_is_refused_and_an_ended_one_leaves_nothing_half_done: Needs::disks(1, GIB).guest(),
     a_volume_deleted_while_it_is_made_leaves_nothing: Needs::disks(1, GIB).guest(),

@@ -26,8 +26,9 @@ pub fn told(condition: lvms_host::publish::Condition) -> Condition {
 }
 
 impl NodeVolumes for HostVolumes {
-    async fn publish(&self, request: Publish, deadline: Instant) -> Result<(), Error> {
+    async fn publish(&self, mut request: Publish, deadline: Instant) -> Result<(), Error> {
         self.blocking(move |engine, desired| {
+            request.target = engine.runner().real_place(&request.target);
             let inventory = engine.inventory();
             let found = named(desired, &inventory, "volume_id", &request.id, false)?;
             if request.access.mode == Mode::SingleWriter {
@@ -59,6 +60,7 @@ impl NodeVolumes for HostVolumes {
     async fn unpublish(&self, id: &str, target: PathBuf) -> Result<(), Error> {
         let id = id.to_owned();
         self.blocking(move |engine, _| {
+            let target = engine.runner().real_place(&target);
             engine.unpublish(&id, &target).map_err(|error| status::of_publish(&error))
         })
         .await
@@ -78,7 +80,7 @@ impl NodeVolumes for HostVolumes {
         }
         let (asked, volume, place) = (Arc::clone(&self.asked), found.path.clone(), path.clone());
         let task = self.blocking(move |engine, _| {
-            let usage = usage(engine, &volume, &place);
+            let usage = usage(engine, &volume, &engine.runner().real_place(&place));
             lock(&asked).remove(&place);
             usage
         });
@@ -96,6 +98,7 @@ impl NodeVolumes for HostVolumes {
         self.blocking(move |engine, desired| {
             let inventory = engine.inventory();
             let found = named(desired, &inventory, "volume_id", &id, false)?;
+            let path = engine.runner().real_place(&path);
             if !is_published(engine, &found.path, &path)? {
                 return Err(Error::new(
                     Kind::NotFound,

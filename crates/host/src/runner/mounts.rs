@@ -230,6 +230,13 @@ impl Linux {
         })?
     }
 
+    /// A place as the kernel tells it: links on the way to it are followed, it itself is not. A distribution may have the
+    /// kubelet's directory behind one.
+    pub fn real_place(&self, place: &Path) -> PathBuf {
+        let real = || Some(fs::canonicalize(place.parent()?).ok()?.join(place.file_name()?));
+        self.on_host(real).ok().flatten().unwrap_or_else(|| place.to_owned())
+    }
+
     /// Whether this place is a block device at all.
     pub fn is_block_device(&self, path: &Path) -> bool {
         let look = || fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device());
