@@ -46,9 +46,17 @@ pub(crate) struct Host {
 }
 
 impl Arguments {
-    /// Reads the configuration, looks at the host, and follows both.
+    /// Reads the configuration, which must be right, looks at the host, and follows both.
     pub(crate) fn open(&self) -> Result<Host> {
-        let configuration = Configuration::read(&self.config)?;
+        self.open_with(Configuration::read(&self.config)?)
+    }
+
+    /// The same, though the configuration may be wrong: what was published before must be hidden in any case.
+    pub(crate) fn open_in_any_case(&self) -> Result<Host> {
+        self.open_with(Configuration::read_or_wait(&self.config))
+    }
+
+    fn open_with(&self, configuration: Arc<Configuration>) -> Result<Host> {
         let desired = configuration.desired();
         let mut options = options(&desired, self.lvm_path.as_deref(), &self.runtime_directory)?;
         options.change_limit = Duration::from_secs(self.command_deadline);

@@ -22,7 +22,7 @@ pub(crate) struct Options {
 
 /// Serves and leads until it is told to end.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let host = options.node.host.open()?;
+    let host = options.node.host.open_in_any_case()?;
     serving::runtime()?.block_on(async {
         let cluster = &options.node.cluster;
         let connection = cluster.connect().await?;

@@ -65,7 +65,7 @@ impl Options {
 
 /// Serves until it is told to end.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let host = options.host.open()?;
+    let host = options.host.open_in_any_case()?;
     serving::runtime()?.block_on(async {
         let connection = options.cluster.connect().await?;
         let registered = Arc::new(watch::Sender::new(false));

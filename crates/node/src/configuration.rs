@@ -41,6 +41,20 @@ impl Configuration {
         }
     }
 
+    /// Reads the file; while it is wrong or missing, nothing is offered until it is mended. For whoever has more to do
+    /// than to make volumes.
+    pub fn read_or_wait(path: &Path) -> Arc<Configuration> {
+        Configuration::read(path).unwrap_or_else(|error| {
+            tracing::error!("{error:#}");
+            tracing::error!(file = %path.display(), "there is no configuration until this file is mended");
+            let mistake = Mistake { line: 1, field: String::new(), problem: format!("{error:#}") };
+            Arc::new(Configuration {
+                in_force: watch::Sender::new(Arc::default()),
+                mistakes: Mutex::new(vec![mistake]),
+            })
+        })
+    }
+
     /// What is in force now.
     pub fn desired(&self) -> Arc<Desired> {
         Arc::clone(&self.in_force.borrow())
@@ -203,6 +217,24 @@ mod tests {
         fs::rename(directory.join("..data_tmp"), directory.join("..data")).unwrap();
         wait("the new configuration", || configuration.desired().classes[0].name == "two");
         fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_wrong_or_missing_at_the_start_can_be_waited_for() {
+        for (name, text) in [("missing", None), ("broken", Some("device-classes: nonsense"))] {
+            let directory = scratch(name);
+            let path = directory.join("lvmd.yaml");
+            if let Some(text) = text {
+                fs::write(&path, text).unwrap();
+            }
+            let configuration = Configuration::read_or_wait(&path);
+            assert!(configuration.is_wrong() && configuration.desired().classes.is_empty());
+            configuration.follow(path.clone()).unwrap();
+            fs::write(&path, ONE).unwrap();
+            wait("the file to be mended", || !configuration.is_wrong());
+            assert_eq!(configuration.desired().classes[0].name, "one");
+            fs::remove_dir_all(directory).unwrap();
+        }
     }
 
     #[test]

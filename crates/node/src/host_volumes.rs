@@ -20,7 +20,7 @@ use lvms_host::volumes::Volumes as Engine;
 use uuid::Uuid;
 
 use crate::configuration::Configuration;
-use crate::known::{Found, class, class_of, find, named, options_for, unknown};
+use crate::known::{Found, class, class_of, find, left_for, named, options_for, unknown};
 use crate::status;
 
 /// The volumes of this host.
@@ -223,6 +223,9 @@ impl HostVolumes {
             }
             let inventory = engine.inventory();
             let Some(found) = find(desired, &inventory, &id, is_snapshot) else {
+                if let Some(path) = left_for(&inventory, &id) {
+                    engine.remove(&path, deadline).map_err(|error| status::of_volumes(&error))?;
+                }
                 let field = if is_snapshot { "snapshot_id" } else { "volume_id" };
                 return unknown(desired, &inventory, field, &id).map_or(Ok(()), Err);
             };

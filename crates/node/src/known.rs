@@ -78,9 +78,22 @@ pub fn named<'a>(
 
 /// What is not found may be in a group that is not there: that it does not exist is not known then.
 pub fn unknown(desired: &Desired, inventory: &Inventory, field: &str, id: &str) -> Option<Error> {
+    if desired.classes.is_empty() {
+        let message =
+            format!("{field}: lvmd.yaml is wrong since we started: where {id:?} may be is not known");
+        return Some(Error::new(Kind::Precondition, message));
+    }
     let group = desired.groups().into_iter().find(|group| !inventory.groups.contains_key(*group))?;
     let message = format!("{field}: volume group {group} is not there: whether {id:?} is in it is not known");
     Some(Error::new(Kind::Precondition, message))
+}
+
+/// Where something is left that was made for a volume that is not there: the snapshot of a copy that was given up.
+pub fn left_for(inventory: &Inventory, id: &str) -> Option<VolumePath> {
+    let name = LvName::parse(id).ok()?;
+    let is_left = |volume: &inventory::Volume| Facts::of(volume).temporary.as_ref() == Some(&name);
+    let group = inventory.groups.values().find(|group| group.volumes.values().any(is_left))?;
+    Some(group.path(&name))
 }
 
 /// The class that a volume belongs to by where it lies.
@@ -154,5 +167,42 @@ pub fn source_of(facts: &Facts) -> Option<Source> {
         "snapshot" => Some(Source::Snapshot(id.to_owned())),
         "volume" => Some(Source::Volume(id.to_owned())),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_configuration_nothing_counts_as_gone() {
+        let desired = Desired::default();
+        let inventory = Inventory::default();
+        let error = named(&desired, &inventory, "volume_id", "x", false).err().unwrap();
+        assert_eq!(error.kind, Kind::Precondition, "{error}");
+        assert!(error.message.contains("lvmd.yaml"), "{error}");
+    }
+
+    #[test]
+    fn what_a_given_up_copy_has_left_is_found_by_the_volume_that_it_was_for() {
+        let mut group = lvms_host::simulated::group(&[10]);
+        let left = inventory::Volume {
+            name: LvName::parse("lvms-copy-x").unwrap(),
+            uuid: String::new(),
+            kind: inventory::Kind::Cow {
+                origin: LvName::parse("origin").unwrap(),
+                store: Default::default(),
+            },
+            size: Default::default(),
+            tags: vec!["lvms.io/temporary=x".to_owned()],
+            attributes: "swi-a-s---".to_owned(),
+            active: true,
+            synced: None,
+            areas: Vec::new(),
+        };
+        group.volumes.insert(left.name.clone(), left);
+        let inventory = Inventory { groups: [(group.name.clone(), std::sync::Arc::new(group))].into() };
+        assert_eq!(left_for(&inventory, "x").map(|path| path.to_string()), Some("vg/x".to_owned()));
+        assert_eq!(left_for(&inventory, "y"), None);
     }
 }

@@ -104,9 +104,13 @@ fn status(engine: &Arc<Engine<Linux>>, desired: &Desired, before: Option<&Status
     let device_classes: Vec<DeviceClass> =
         desired.classes.iter().map(|class| device_class(engine, desired, &volume_groups, class)).collect();
     let states = volume_groups.iter().map(|group| group.state);
-    let state = states.chain(device_classes.iter().map(|class| class.state)).max().unwrap_or_default();
-    let messages: Vec<&str> =
+    // Without any class the configuration is wrong since we started.
+    let state = states.chain(device_classes.iter().map(|class| class.state)).max().unwrap_or(State::Failed);
+    let mut messages: Vec<&str> =
         volume_groups.iter().map(|group| group.message.as_str()).filter(|text| !text.is_empty()).collect();
+    if desired.classes.is_empty() {
+        messages.push("lvmd.yaml is wrong: the log of this node's pod says what, and lvms check");
+    }
     let healthy = condition(before, "VolumeGroupsHealthy", messages.is_empty(), &messages.join("; "));
     Status {
         state,

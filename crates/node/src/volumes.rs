@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use lvms_api::logical_volume::Status;
+use lvms_api::logical_volume::{REMOVAL_FAILED, Status};
 use lvms_api::names::{CLAIM, CREATED_BY, UNUSED, VOLUME_MODE};
 use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::store::chain;
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use self::decide::{Act, Lv, Making, decide};
 use crate::host_volumes::{HostVolumes, New, Present};
-use crate::known::{find_any, has, unknown};
+use crate::known::{find_any, has, left_for, unknown};
 
 /// An LV that is in use, or a disk that is gone: looked at again after a second, and later at the most after this.
 const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
@@ -179,7 +179,14 @@ impl Volumes {
                 tracing::info!(volume = object.name(), claim = object.annotation(CLAIM), lv = id, "removed");
                 self.let_go(object).await
             }
-            Act::LetGo => self.let_go(object).await,
+            Act::LetGo => {
+                let id = object.volume_id().unwrap_or(object.uid()).to_owned();
+                if left_for(&self.host.engine.inventory(), &id).is_some() {
+                    let (host, removed) = (Arc::clone(&self.host), id.clone());
+                    self.alone(&id, async move { host.remove(&removed, false, None).await }).await?;
+                }
+                self.let_go(object).await
+            }
             Act::Tell(status) => {
                 if status.code == decide::LOST {
                     self.events.warn(self.about(object), "Lost", status.message.clone());
@@ -239,11 +246,13 @@ impl Volumes {
         self.events.warn(self.about(object), wanted, error.message.clone());
         // What others are busy with is tried again here; what was refused is for those who wanted it to decide.
         let passes = matches!(error.kind, Kind::Busy | Kind::Unavailable);
-        if object.is_deleted() || (passes && object.volume_id().is_none()) {
+        if passes && (object.is_deleted() || object.volume_id().is_none()) {
             return Outcome::Failed;
         }
         let before = object.status.clone().unwrap_or_default();
-        let status = Status { code: error.kind.number(), message: error.message, ..before.clone() };
+        let about = if object.is_deleted() { REMOVAL_FAILED } else { "" };
+        let message = format!("{about}{}", error.message);
+        let status = Status { code: error.kind.number(), message, ..before.clone() };
         if status != before
             && let Err(error) = self.tell(object, &status).await
             && !is_not_found(&error)
