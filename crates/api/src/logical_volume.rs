@@ -79,6 +79,9 @@ pub const READ_ONLY: &str = "ro";
 /// A copy may be written.
 pub const READ_WRITE: &str = "rw";
 
+/// How a message begins that tells why an LV could not be removed.
+pub const REMOVAL_FAILED: &str = "removal failed: ";
+
 impl LogicalVolume {
     /// A new one, ready to be posted: the node that owns it has nothing to add before it acts.
     pub fn new(personality: Personality, spec: Spec) -> LogicalVolume {
@@ -127,6 +130,13 @@ impl LogicalVolume {
     /// Whether its LV may be removed: nothing in the cluster names it any more.
     pub fn is_released(&self) -> bool {
         self.annotation(RELEASED).is_some()
+    }
+
+    /// Why its node could not remove its LV, if it has said so.
+    pub fn removal_failure(&self) -> Option<&str> {
+        let status = self.status.as_ref().filter(|status| self.is_deleted() && status.code != 0)?;
+        // What was refused before its deletion says something else.
+        status.message.strip_prefix(REMOVAL_FAILED)
     }
 
     /// The value of an annotation.
@@ -193,6 +203,22 @@ mod tests {
             "spec": {"name": "pvc-1", "nodeName": "n1", "size": "1023Mi", "deviceClass": "ssd"},
         });
         assert_eq!(serde_json::to_value(volume).unwrap(), expected);
+    }
+
+    #[test]
+    fn only_what_was_said_of_its_removal_is_a_failure_of_that() {
+        let read = |deleted: bool, message: &str| {
+            let object = serde_json::json!({
+                "metadata": {"name": "x", "deletionTimestamp": deleted.then_some("2026-01-01T00:00:00Z")},
+                "spec": {"name": "x", "nodeName": "n1", "size": 1},
+                "status": {"volumeID": "u", "code": 9, "message": message},
+            });
+            let volume: LogicalVolume = serde_json::from_value(object).unwrap();
+            volume.removal_failure().map(str::to_owned)
+        };
+        assert_eq!(read(true, "removal failed: in use"), Some("in use".to_owned()));
+        assert_eq!(read(false, "removal failed: in use"), None);
+        assert_eq!(read(true, "too large"), None);
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub struct Reclaim {
 }
 
 impl Reclaim {
-    /// Is told by PersistentVolumes, and by LogicalVolumes that are gone.
+    /// Is told by PersistentVolumes, and by LogicalVolumes that are gone or cannot go.
     pub fn new(context: Arc<Context>, release: Arc<Release>) -> Reclaim {
         let work: Arc<Work<String>> = Work::new("reclaim", PATIENCE);
         let told = Arc::clone(&work);
@@ -53,8 +53,8 @@ impl Reclaim {
         let (told, persistent) = (Arc::clone(&work), Arc::clone(&context.stores.persistent));
         let driver = context.personality.driver();
         context.stores.volumes.listen(move |before, now| {
-            if now.is_none()
-                && let Some(handle) = before.and_then(|volume| volume.volume_id())
+            if now.is_none_or(|volume| volume.removal_failure().is_some())
+                && let Some(handle) = now.or(before).and_then(|volume| volume.volume_id())
                 && let Some(volume) = persistent.find(|volume| volume.handle(driver) == Some(handle))
             {
                 told.add(volume.name().to_owned());
@@ -100,7 +100,10 @@ impl Reclaim {
                     return Ok(Outcome::Failed);
                 }
             }
-            // Its node removes the LV, and the watch tells.
+            // Its node removes the LV, or says why it cannot, and the watch tells.
+            if let Some(why) = logical.removal_failure() {
+                self.fail(volume, why.to_owned());
+            }
             return Ok(Outcome::Done);
         }
         let api = self.api();

@@ -173,13 +173,31 @@ impl Snapshots {
         content: &SnapshotContent,
         volume: Option<&LogicalVolume>,
     ) -> Result<Outcome, kube::Error> {
-        let Some(volume) = volume.filter(|volume| !volume.is_deleted()) else { return Ok(Outcome::Done) };
+        let Some(volume) = volume else { return Ok(Outcome::Done) };
+        if volume.is_deleted() {
+            // Its node removes the LV, or says why it cannot, and the watch tells.
+            if let Some(why) = volume.removal_failure() {
+                self.tell_of_deletion(content, why).await?;
+            }
+            return Ok(Outcome::Done);
+        }
         tracing::info!(content = content.name_any(), volume = volume.name(), "is to be deleted");
         if let Some(kept) = self.release.remove(volume).await? {
-            self.context.events.warn(self.about(content), "SnapshotDeleteError", kept.to_string());
+            self.tell_of_deletion(content, &kept.to_string()).await?;
             return Ok(Outcome::Failed);
         }
         Ok(Outcome::Done)
+    }
+
+    /// Says why a snapshot cannot be deleted; the same is not written twice.
+    async fn tell_of_deletion(&self, content: &SnapshotContent, why: &str) -> Result<(), kube::Error> {
+        self.context.events.warn(self.about(content), "SnapshotDeleteError", why);
+        let said = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_deref());
+        if said != Some(why) {
+            let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            self.tell(content, json!({ "error": { "message": why, "time": now } })).await?;
+        }
+        Ok(())
     }
 
     async fn mark(&self, content: &SnapshotContent, value: Value) -> Result<(), kube::Error> {
