@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 
 /// Whether somebody still listens is looked at so often.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -74,7 +74,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 pub async fn vacated(path: &Path) {
     let mut told = false;
     // Refused, or no socket at all: whoever listened there has ended.
-    while UnixStream::connect(path).await.is_ok() {
+    while tokio::net::UnixStream::connect(path).await.is_ok() {
         if !std::mem::replace(&mut told, true) {
             tracing::warn!(socket = %path.display(), "another driver still serves here: its end is waited for");
         }

@@ -66,8 +66,7 @@ pub(crate) fn run(
 ) -> Result<()> {
     let usual =
         [("usual", CASES, Name::Present, Lvmd::Topolvm), ("legacy", LEGACY, Name::Legacy, Lvmd::Topolvm)];
-    let rare =
-        [("lvmd", ON_LVMS, Name::Present, Lvmd::Lvms), ("rare", RARELY, Name::Present, Lvmd::Topolvm)];
+    let rare = [("lvmd", ON_LVMS, Name::Present, Lvmd::Lvms), ("rare", RARELY, Name::Present, Lvmd::Topolvm)];
     for (part, cases, name, lvmd) in usual.into_iter().chain(rare.into_iter().filter(|_| choice.all)) {
         let images = peers::IMAGES.iter().chain(&[deployed::IMAGES]).map(|&image| image.to_owned()).collect();
         let options = Options { images, ..Options::nodes(1) };
