@@ -1,6 +1,6 @@
 //! lvms in a Kubernetes with three nodes, and as one process in one with a single node.
 //!
-//! Tests whose names begin with a number are TopoLVM's own end-to-end tests, in their order.
+//! Tests whose names begin with a number are TopoLVM's own end-to-end tests.
 
 mod protection;
 mod scenarios;
@@ -39,7 +39,7 @@ pub(crate) fn list() -> Vec<String> {
 }
 
 fn all() -> Vec<Case> {
-    CASES.iter().chain(protection::CASES).chain(scenarios::CASES).copied().collect()
+    [CASES, protection::CASES, &scenarios::cases()].concat()
 }
 
 const LVMS: Product = Product { space: deployed::space, collect_logs: deployed::collect_logs };

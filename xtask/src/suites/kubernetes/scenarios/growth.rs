@@ -1,0 +1,68 @@
+//! Volumes grow.
+
+use anyhow::{Result, ensure};
+use lab_protocol::disk::GIB;
+
+use super::{READ, WRITE, await_capacity, filesystem, volume_of};
+use crate::cluster::Cluster;
+use crate::suites::cluster::Case;
+use crate::suites::kubernetes::LVMS;
+use crate::suites::stage::on_a_stage;
+
+pub(super) const CASES: &[Case] = &[
+    ("t20_filesystems_grow_online_and_offline", t20_filesystems_grow_online_and_offline),
+    ("t21_a_block_volume_grows", t21_a_block_volume_grows),
+];
+
+fn t20_filesystems_grow_online_and_offline(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t20", "", |stage| {
+        for class in ["thick", "thick-btrfs"] {
+            let (user, later) = (format!("{class}-user"), format!("{class}-later"));
+            stage.claim(class, class, "1Gi")?;
+            stage.start_pod(&user, class, None)?;
+            let written = stage.run_in(&user, WRITE)?;
+            stage.grow(class, "2Gi")?;
+            await_capacity(stage, class, "2Gi")?;
+            ensure!(
+                filesystem(stage, &user)? > 2 * GIB / 10 * 9,
+                "online it has {}",
+                filesystem(stage, &user)?
+            );
+            stage.remove_pod(&user)?;
+            stage.grow(class, "3Gi")?;
+            cluster.wait_for("the volume to have grown without a pod", || {
+                Ok(volume_of(stage, class)?["status"]["currentSize"] == "3Gi")
+            })?;
+            stage.start_pod(&later, class, None)?;
+            await_capacity(stage, class, "3Gi")?;
+            ensure!(
+                filesystem(stage, &later)? > 3 * GIB / 10 * 9,
+                "offline it has {}",
+                filesystem(stage, &later)?
+            );
+            ensure!(stage.run_in(&later, READ)? == written, "{class} has lost its data");
+            let events = stage.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"])?;
+            ensure!(!events.contains("VolumeResizeFailed"), "{events}");
+        }
+        stage.grow("thick", "100Gi")?;
+        cluster.wait_for("an impossible growth to be refused", || {
+            let events = stage.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"])?;
+            Ok(events.contains("VolumeResizeFailed"))
+        })?;
+        // A request that can be fulfilled ends it.
+        stage.grow("thick", "4Gi")?;
+        await_capacity(stage, "thick", "4Gi")
+    })
+}
+
+fn t21_a_block_volume_grows(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t21", "", |stage| {
+        stage.block_claim("device", "thick", "1023Mi")?;
+        stage.start_block_pod("user", "device")?;
+        stage.grow("device", "2047Mi")?;
+        await_capacity(stage, "device", "2Gi")?;
+        let read = stage.run_in("user", "dd if=/dev/data of=/dev/null bs=1M 2>&1")?;
+        ensure!(read.contains("2048+0 records in"), "the pod reads {read}");
+        Ok(())
+    })
+}

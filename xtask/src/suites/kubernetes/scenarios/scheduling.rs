@@ -1,0 +1,81 @@
+//! Where pods and their volumes go.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use lab_protocol::disk::GIB;
+
+use super::{await_bound, await_event, lv_of, volume_of};
+use crate::cluster::Cluster;
+use crate::suites::cluster::Case;
+use crate::suites::kubernetes::LVMS;
+use crate::suites::stage::on_a_stage;
+
+pub(super) const CASES: &[Case] = &[
+    (
+        "t01_t02_t03_a_node_that_is_full_of_one_class_takes_pods_of_another_only",
+        t01_t02_t03_a_node_that_is_full_of_one_class_takes_pods_of_another_only,
+    ),
+    ("t17_t18_immediate_claims_go_where_most_is_free", t17_t18_immediate_claims_go_where_most_is_free),
+    ("t22_t24_the_class_decides_the_volume_group", t22_t24_the_class_decides_the_volume_group),
+    (
+        "t23_an_unknown_device_class_leaves_its_pod_pending",
+        t23_an_unknown_device_class_leaves_its_pod_pending,
+    ),
+];
+
+fn t01_t02_t03_a_node_that_is_full_of_one_class_takes_pods_of_another_only(cluster: &Cluster) -> Result<()> {
+    let node = &cluster.nodes()[0].name;
+    on_a_stage(cluster, &LVMS, "t01", "", |stage| {
+        stage.claim("all", "thick", "19Gi")?;
+        stage.start_pod("all", "all", Some(node))?;
+        stage.claim("more", "thick", "19Gi")?;
+        stage.make_pod("more", "more", Some(node))?;
+        await_event(stage, "more", "did not have enough free storage")?;
+        stage.claim("other", "dc2", "1Gi")?;
+        stage.start_pod("other", "other", Some(node))
+    })
+}
+
+fn t17_t18_immediate_claims_go_where_most_is_free(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t17", "", |stage| {
+        let mut nodes = Vec::new();
+        for claim in ["one", "two", "three"] {
+            stage.claim(claim, "immediate", "1Gi")?;
+            await_bound(stage, claim)?;
+            let volume = volume_of(stage, claim)?;
+            nodes.push(volume["spec"]["nodeName"].as_str().unwrap_or_default().to_owned());
+            // What is left there has to be told before the next one can go elsewhere.
+            let told = format!("{} told of dc1", nodes.last().context("a node")?);
+            cluster.wait_for("the node to tell what is left", || Ok(stage.taken(&told)? == GIB))?;
+        }
+        let used: BTreeSet<&String> = nodes.iter().collect();
+        ensure!(used.len() == 3, "with as much room on each they went to {nodes:?}");
+        stage.start_pod("user", "one", None)?;
+        ensure!(stage.node_of("user")? == nodes[0], "the pod is on {}", stage.node_of("user")?);
+        stage.remove_pod("user")?;
+        stage.start_pod("again", "one", None)?;
+        ensure!(stage.node_of("again")? == nodes[0], "the pod is on {}", stage.node_of("again")?);
+        Ok(())
+    })
+}
+
+fn t22_t24_the_class_decides_the_volume_group(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t22", "", |stage| {
+        for (class, group) in [("dc2", "thick2"), ("default", "thick1")] {
+            stage.claim(class, class, "1Gi")?;
+            stage.start_pod(class, class, None)?;
+            let (found, _, _) = lv_of(stage, class)?;
+            ensure!(found == group, "{class} is in {found}");
+        }
+        Ok(())
+    })
+}
+
+fn t23_an_unknown_device_class_leaves_its_pod_pending(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t23", "", |stage| {
+        stage.claim("data", "not-found-device", "1Gi")?;
+        stage.make_pod("user", "data", None)?;
+        await_event(stage, "user", "node(s) did not have enough free storage")
+    })
+}
