@@ -92,14 +92,20 @@ impl Suite {
     }
 }
 
-/// Whether a test is among those asked for.
+/// Whether a test is among those asked for: `filter` is a part of its name, or several, separated by commas.
 pub(crate) fn matches(name: &str, filter: &str) -> bool {
-    name.contains(filter)
+    filter.split(',').any(|part| name.contains(part))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_of_several_parts_of_a_name_is_enough() {
+        assert!(matches("thin_volumes", "") && matches("thin_volumes", "thin"));
+        assert!(matches("thin_volumes", "thick,vol") && !matches("thin_volumes", "thick,fat"));
+    }
 
     #[test]
     fn an_unknown_suite_is_refused_with_the_names_of_all() {

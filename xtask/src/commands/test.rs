@@ -21,7 +21,7 @@ use crate::{deployed, driver, peers, workspace};
 pub(crate) struct Options {
     /// Suites to run; all of them if none is named.
     suites: Vec<String>,
-    /// Run only tests whose name contains this.
+    /// Run only tests whose name contains this, or one of several, separated by commas.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
     /// Run also the tests that take long and show once more what others show.

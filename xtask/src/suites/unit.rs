@@ -14,7 +14,7 @@ pub(crate) fn run(filter: &str, results: &mut Results) -> Result<()> {
     step.done();
     let began = Instant::now();
     let mut cargo = workspace::cargo();
-    cargo.args(["test", "--workspace", "--no-fail-fast", "--", filter]);
+    cargo.args(["test", "--workspace", "--no-fail-fast", "--"]).args(filter.split(','));
     let output = process::output(&mut cargo)?;
     let text = String::from_utf8_lossy(&output.stdout);
     let parsed = parse(&text);
