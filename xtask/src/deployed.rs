@@ -40,7 +40,7 @@ const GROUPS: [Group; 5] = [
 ];
 
 /// What is offered of them.
-const CONFIGURATION: &str = "\
+pub(crate) const CONFIGURATION: &str = "\
 device-classes:
 - {name: dc1, volume-group: thick1, default: true, spare-gb: 1}
 - {name: dc2, volume-group: thick2, spare-gb: 0}
@@ -150,14 +150,29 @@ pub(crate) fn manifests() -> Result<()> {
     Ok(())
 }
 
-fn prepare(cluster: &Cluster, guest: &Guest) -> Result<()> {
-    let all: u64 = GROUPS.iter().flat_map(|group| group.gibibytes).sum();
-    let serial = guest.plug_new(Disk::new((all + 1) * GIB).serial("lvms"))?;
-    let disk = link_by_id(&serial);
+/// Plugs a disk in, and returns its path when it is there.
+pub(crate) fn plug(cluster: &Cluster, guest: &Guest, disk: Disk) -> Result<String> {
+    let disk = link_by_id(&guest.plug_new(disk)?);
     cluster.wait_for(&format!("udev to find {disk}"), || {
         guest.command(["test", "-b", &disk]).run()?;
         Ok(true)
     })?;
+    Ok(disk)
+}
+
+/// Offers something else on a node.
+pub(crate) fn configure(node: &Node, configuration: impl Into<String>) -> Result<()> {
+    node.guest.put("/etc/topolvm/lvmd.yaml", 0o644, configuration.into())
+}
+
+/// What a node tells of itself.
+pub(crate) fn told_by(cluster: &Cluster, node: &Node) -> Result<serde_json::Value> {
+    Ok(cluster.get(["--namespace", NAMESPACE, "lvmnode", &node.name])?["status"].take())
+}
+
+fn prepare(cluster: &Cluster, guest: &Guest) -> Result<()> {
+    let all: u64 = GROUPS.iter().flat_map(|group| group.gibibytes).sum();
+    let disk = plug(cluster, guest, Disk::new((all + 1) * GIB).serial("lvms"))?;
     let mut partitions = String::from("label: gpt\n");
     let mut groups = String::new();
     let mut number = 0;

@@ -90,15 +90,17 @@ impl<V: NodeVolumes> node_server::Node for Node<V> {
         let id = id("volume_id", &request.volume_id)?;
         let path = published_path("volume_path", &request.volume_path)?;
         let stats = self.volumes.stats(id, path).await?;
-        let (total, rest) = stats.bytes;
-        let (used, available) = rest.unwrap_or_default();
         let usage = |unit: Unit, total, used, available| proto::VolumeUsage {
             available: signed(available),
             total: signed(total),
             used: signed(used),
             unit: unit.into(),
         };
-        let mut usages = vec![usage(Unit::Bytes, total, used, available)];
+        let mut usages = Vec::new();
+        if let Some((total, rest)) = stats.bytes {
+            let (used, available) = rest.unwrap_or_default();
+            usages.push(usage(Unit::Bytes, total, used, available));
+        }
         if let Some((total, used, available)) = stats.inodes {
             usages.push(usage(Unit::Inodes, total, used, available));
         }

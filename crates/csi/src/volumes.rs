@@ -169,8 +169,8 @@ pub struct Publish {
 /// How full a published volume is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats {
-    /// Bytes: total, used, available. A block device has only a total.
-    pub bytes: (u64, Option<(u64, u64)>),
+    /// Bytes: total, used, available. A block device has only a total; what cannot be measured any more has nothing.
+    pub bytes: Option<(u64, Option<(u64, u64)>)>,
     /// Inodes: total, used, available, where the filesystem counts them.
     pub inodes: Option<(u64, u64, u64)>,
     /// How it is.

@@ -71,25 +71,13 @@ impl NodeVolumes for HostVolumes {
         let inventory = self.engine.inventory();
         let found = named(&desired, &inventory, "volume_id", id, false)?;
         let condition = told(self.engine.condition(&found.path));
-        let not_answering = || {
-            let message = format!("volume_path: the filesystem on {} does not answer", path.display());
-            Error::new(Kind::Unavailable, message)
-        };
-        if !lock(&self.asked).insert(path.clone()) {
-            return Err(not_answering());
-        }
-        let (asked, volume, place) = (Arc::clone(&self.asked), found.path.clone(), path.clone());
-        let task = self.blocking(move |engine, _| {
-            let usage = usage(engine, &volume, &engine.runner().real_place(&place));
-            lock(&asked).remove(&place);
-            usage
-        });
-        match tokio::time::timeout(STATS_LIMIT, task).await {
-            Ok(usage) => {
-                let (bytes, inodes) = usage?;
-                Ok(Stats { bytes, inodes, condition })
+        match self.measure(found.path, path).await {
+            Ok((bytes, inodes)) => Ok(Stats { bytes: Some(bytes), inodes, condition }),
+            // That something is wrong with it is told though, and perhaps because, it cannot be measured.
+            Err(error) if condition.abnormal && error.kind != Kind::NotFound => {
+                Ok(Stats { bytes: None, inodes: None, condition })
             }
-            Err(_) => Err(not_answering()),
+            Err(error) => Err(error),
         }
     }
 
@@ -114,6 +102,26 @@ impl NodeVolumes for HostVolumes {
     async fn size(&self, id: &str) -> Result<u64, Error> {
         let (inventory, desired) = (self.engine.inventory(), self.configuration.desired());
         Ok(named(&desired, &inventory, "volume_id", id, false)?.volume.size.0)
+    }
+}
+
+impl HostVolumes {
+    /// How full what is published is, if its filesystem answers.
+    async fn measure(&self, volume: VolumePath, path: PathBuf) -> Result<Measured, Error> {
+        let not_answering = || {
+            let message = format!("volume_path: the filesystem on {} does not answer", path.display());
+            Error::new(Kind::Unavailable, message)
+        };
+        if !lock(&self.asked).insert(path.clone()) {
+            return Err(not_answering());
+        }
+        let (asked, place) = (Arc::clone(&self.asked), path.clone());
+        let task = self.blocking(move |engine, _| {
+            let usage = usage(engine, &volume, &engine.runner().real_place(&place));
+            lock(&asked).remove(&place);
+            usage
+        });
+        tokio::time::timeout(STATS_LIMIT, task).await.unwrap_or_else(|_| Err(not_answering()))
     }
 }
 

@@ -35,11 +35,15 @@ const CASES: &[Case] = &[
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    all().iter().chain(single::CASES).map(|(name, _)| (*name).to_owned()).collect()
+    all().iter().chain(&single()).map(|(name, _)| (*name).to_owned()).collect()
 }
 
 fn all() -> Vec<Case> {
     [CASES, protection::CASES, &scenarios::cases()].concat()
+}
+
+fn single() -> Vec<Case> {
+    single::CASES.to_vec()
 }
 
 const LVMS: Product = Product { space: deployed::space, collect_logs: deployed::collect_logs };
@@ -53,11 +57,13 @@ pub(crate) fn run(
     results: &mut Results,
 ) -> Result<()> {
     let images = [deployed::IMAGES, peers::IMAGES[0]].map(str::to_owned).to_vec();
-    let cases = all();
+    let (roles, single) = (all(), single());
     for (part, nodes, shape, cases) in
-        [("roles", 3, Shape::Roles, cases.as_slice()), ("single-node", 1, Shape::SingleNode, single::CASES)]
+        [("roles", 3, Shape::Roles, &roles), ("single-node", 1, Shape::SingleNode, &single)]
     {
-        let options = Options { images: images.clone(), ..Options::nodes(nodes) };
+        // Without it the kubelet does not tell what is wrong with a volume.
+        let feature_gates = vec!["CSIVolumeHealth=true".to_owned()];
+        let options = Options { images: images.clone(), feature_gates, ..Options::nodes(nodes) };
         let suite = InOneCluster { suite: Suite::Kubernetes, part, options, cases };
         suite.run(lab, programs, choice, results, |cluster| {
             peers::snapshots::install(cache, cluster)?;

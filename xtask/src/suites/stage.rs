@@ -186,6 +186,11 @@ impl Stage<'_> {
         self.cluster.apply(&object.to_string())
     }
 
+    /// Waits for an event about an object of the namespace, for a reason, or any if it is empty, that says something.
+    pub(super) fn await_event(&self, object: &str, reason: &str, text: &str) -> Result<()> {
+        await_event(self.cluster, self.namespace, object, reason, text)
+    }
+
     /// Made by the controller manager a moment after the namespace; without it no pod can be.
     fn await_account(&self) -> Result<()> {
         self.cluster
@@ -212,6 +217,27 @@ impl Stage<'_> {
         keep(&format!("{}-state.log", self.namespace), state);
         (self.product.collect_logs)(self.cluster, self.namespace);
     }
+}
+
+/// Waits for an event about an object, for a reason, or any if it is empty, that says something. Events about objects
+/// without a namespace are in `default`.
+pub(super) fn await_event(
+    cluster: &Cluster,
+    namespace: &str,
+    object: &str,
+    reason: &str,
+    text: &str,
+) -> Result<()> {
+    let mut fields = format!("--field-selector=involvedObject.name={object}");
+    if !reason.is_empty() {
+        fields += &format!(",reason={reason}");
+    }
+    cluster.wait_for(&format!("an event about {object} that says {text:?}"), || {
+        let messages = "--output=jsonpath={.items[*].message}";
+        let told = cluster.kubectl(["--namespace", namespace, "get", "events", &fields, messages])?;
+        ensure!(told.contains(text), "it says {told:?}");
+        Ok(true)
+    })
 }
 
 /// Puts what tells why a test failed into the run's directory, as far as it is to be had.

@@ -7,7 +7,7 @@ use super::LVMS;
 use crate::cluster::Cluster;
 use crate::deployed::{self, NAMESPACE};
 use crate::suites::cluster::Case;
-use crate::suites::stage::{Stage, on_a_stage};
+use crate::suites::stage::{Stage, await_event, on_a_stage};
 
 pub(super) const CASES: &[Case] = &[
     ("a_node_can_change_its_own_objects_only", a_node_can_change_its_own_objects_only),
@@ -20,7 +20,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// The name and the id of the LogicalVolume of a claim, and its node.
-fn made_for(stage: &Stage<'_>, claim: &str) -> Result<(String, String, String)> {
+pub(super) fn made_for(stage: &Stage<'_>, claim: &str) -> Result<(String, String, String)> {
     let claim = stage.get("pvc", claim)?;
     let name = claim["spec"]["volumeName"].as_str().context("the claim is not bound")?;
     let volume = stage.cluster.get(["logicalvolume", name])?;
@@ -28,7 +28,8 @@ fn made_for(stage: &Stage<'_>, claim: &str) -> Result<(String, String, String)> 
     Ok((name.to_owned(), text(&volume["status"]["volumeID"])?, text(&volume["spec"]["nodeName"])?))
 }
 
-fn has_lv(cluster: &Cluster, node: &str, id: &str) -> Result<bool> {
+/// Whether LVM has an LV on a node.
+pub(super) fn has_lv(cluster: &Cluster, node: &str, id: &str) -> Result<bool> {
     let node = cluster.nodes().iter().find(|known| known.name == node).context("an unknown node")?;
     let found =
         node.guest.script(&format!("lvs --noheadings -o lv_name --select lv_name={id}")).run()?.text();
@@ -109,12 +110,7 @@ fn a_logical_volume_deleted_by_hand_is_kept_while_a_volume_names_it(cluster: &Cl
         stage.start_pod("user", "data", None)?;
         let (volume, id, node) = made_for(stage, "data")?;
         cluster.kubectl(["delete", "logicalvolume", &volume, "--wait=false"])?;
-        cluster.wait_for("the deletion to be told as refused", || {
-            let field = format!("--field-selector=involvedObject.name={volume},reason=Retained");
-            let told = cluster.kubectl(["get", "events", &field, "--output=jsonpath={.items[*].message}"])?;
-            ensure!(told.contains("names this volume"), "it says {told:?}");
-            Ok(true)
-        })?;
+        await_event(cluster, "default", &volume, "Retained", "names this volume")?;
         ensure!(has_lv(cluster, &node, &id)?, "the data is gone");
         stage.run_in("user", "sync; echo > /data/still-there")?;
         Ok(())
@@ -164,12 +160,7 @@ fn a_lost_volume_is_told_and_not_made_again(cluster: &Cluster) -> Result<()> {
             Ok(true)
         })?;
         stage.make_pod("user", "data", None)?;
-        cluster.wait_for("the pod to be told", || {
-            let field = "--field-selector=involvedObject.name=user,reason=FailedMount";
-            let told = stage.kubectl(&["get", "events", field, "--output=jsonpath={.items[*].message}"])?;
-            ensure!(told.contains(&id), "it says {told:?}");
-            Ok(true)
-        })?;
+        stage.await_event("user", "FailedMount", &id)?;
         ensure!(!has_lv(cluster, &node, &id)?, "an empty volume was made in its place");
         Ok(())
     })

@@ -1,6 +1,8 @@
 //! TopoLVM's end-to-end tests, with their numbers.
 
 mod growth;
+mod health;
+mod metrics;
 mod objects;
 mod scheduling;
 mod snapshots;
@@ -15,23 +17,35 @@ use crate::suites::stage::{Stage, filesystem_size};
 
 /// All of them.
 pub(super) fn cases() -> Vec<Case> {
-    [scheduling::CASES, volumes::CASES, growth::CASES, thin::CASES, snapshots::CASES, objects::CASES].concat()
+    [
+        scheduling::CASES,
+        metrics::CASES,
+        volumes::CASES,
+        health::CASES,
+        growth::CASES,
+        thin::CASES,
+        snapshots::CASES,
+        objects::CASES,
+    ]
+    .concat()
 }
 
 /// Fills a file with new random bytes and prints their checksum.
-const WRITE: &str = "dd if=/dev/urandom of=/data/bytes bs=1M count=8 && sync && sha256sum /data/bytes";
+pub(super) const WRITE: &str =
+    "dd if=/dev/urandom of=/data/bytes bs=1M count=8 && sync && sha256sum /data/bytes";
 
-const READ: &str = "sha256sum /data/bytes";
+/// Prints the checksum again.
+pub(super) const READ: &str = "sha256sum /data/bytes";
 
 /// The LogicalVolume of a claim.
-fn volume_of(stage: &Stage<'_>, claim: &str) -> Result<Value> {
+pub(super) fn volume_of(stage: &Stage<'_>, claim: &str) -> Result<Value> {
     let claim = stage.get("pvc", claim)?;
     let name = claim["spec"]["volumeName"].as_str().context("the claim is not bound")?;
     stage.cluster.get(["logicalvolume", name])
 }
 
 /// The volume group of a claim's LV and its attributes, as LVM has them on its node.
-fn lv_of(stage: &Stage<'_>, claim: &str) -> Result<(String, String, String)> {
+pub(super) fn lv_of(stage: &Stage<'_>, claim: &str) -> Result<(String, String, String)> {
     let volume = volume_of(stage, claim)?;
     let node = volume["spec"]["nodeName"].as_str().context("no node")?;
     let id = volume["status"]["volumeID"].as_str().context("no volumeID")?;
@@ -48,23 +62,15 @@ fn capacity_of(stage: &Stage<'_>, claim: &str) -> Result<String> {
     Ok(claim["status"]["capacity"]["storage"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Waits for an event about an object whose message contains a text.
-fn await_event(stage: &Stage<'_>, object: &str, text: &str) -> Result<()> {
-    stage.cluster.wait_for(&format!("an event about {object} that says {text:?}"), || {
-        let field = format!("--field-selector=involvedObject.name={object}");
-        let events = stage.kubectl(&["get", "events", &field, "--output=jsonpath={.items[*].message}"])?;
-        ensure!(events.contains(text), "it says {events}");
-        Ok(true)
-    })
-}
-
-fn await_bound(stage: &Stage<'_>, claim: &str) -> Result<()> {
+/// Waits until a claim has a volume.
+pub(super) fn await_bound(stage: &Stage<'_>, claim: &str) -> Result<()> {
     stage.cluster.wait_for(&format!("{claim} to be bound"), || {
         Ok(stage.get("pvc", claim)?["status"]["phase"] == "Bound")
     })
 }
 
-fn await_capacity(stage: &Stage<'_>, claim: &str, size: &str) -> Result<()> {
+/// Waits until a claim has this size.
+pub(super) fn await_capacity(stage: &Stage<'_>, claim: &str, size: &str) -> Result<()> {
     stage.cluster.wait_for(&format!("{claim} to have {size}"), || {
         let given = capacity_of(stage, claim)?;
         ensure!(given == size, "it has {given}");

@@ -11,8 +11,14 @@ use crate::suites::stage::{on_a_stage, returning_all_space};
 
 pub(super) const CASES: &[Case] = &[
     ("one_process_serves_a_whole_cluster", one_process_serves_a_whole_cluster),
-    ("csi_sanity_passes_on_thick_volumes_of_a_cluster", csi_sanity_passes_on_thick_volumes_of_a_cluster),
-    ("csi_sanity_passes_on_thin_volumes_of_a_cluster", csi_sanity_passes_on_thin_volumes_of_a_cluster),
+    (
+        "t39_csi_sanity_passes_on_thick_volumes_of_a_cluster",
+        t39_csi_sanity_passes_on_thick_volumes_of_a_cluster,
+    ),
+    (
+        "t39_csi_sanity_passes_on_thin_volumes_of_a_cluster",
+        t39_csi_sanity_passes_on_thin_volumes_of_a_cluster,
+    ),
 ];
 
 fn one_process_serves_a_whole_cluster(cluster: &Cluster) -> Result<()> {
@@ -41,10 +47,10 @@ fn csi_sanity(cluster: &Cluster, class: &str) -> Result<()> {
     returning_all_space(cluster, &LVMS, class, || sanity(guest, &TARGET, class, "mount"))
 }
 
-fn csi_sanity_passes_on_thick_volumes_of_a_cluster(cluster: &Cluster) -> Result<()> {
+fn t39_csi_sanity_passes_on_thick_volumes_of_a_cluster(cluster: &Cluster) -> Result<()> {
     csi_sanity(cluster, "dc1")
 }
 
-fn csi_sanity_passes_on_thin_volumes_of_a_cluster(cluster: &Cluster) -> Result<()> {
+fn t39_csi_sanity_passes_on_thin_volumes_of_a_cluster(cluster: &Cluster) -> Result<()> {
     csi_sanity(cluster, "thin")
 }

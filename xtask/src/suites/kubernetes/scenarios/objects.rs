@@ -1,15 +1,22 @@
 //! What others do to objects.
 
 use anyhow::{Context, Result, ensure};
+use lab_protocol::disk::GIB;
+use serde_json::{Value, json};
 
 use super::{await_bound, capacity_of, volume_of};
 use crate::cluster::Cluster;
+use crate::deployed::{self, NAMESPACE};
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
 use crate::suites::stage::on_a_stage;
 
 pub(super) const CASES: &[Case] = &[
     ("t34_t36_a_size_written_by_others_is_honoured", t34_t36_a_size_written_by_others_is_honoured),
+    (
+        "t35_t37_sizes_that_were_changed_while_its_node_was_down_are_made_good",
+        t35_t37_sizes_that_were_changed_while_its_node_was_down_are_made_good,
+    ),
     (
         "t38_a_claim_without_a_class_does_not_keep_its_pod_from_being_made",
         t38_a_claim_without_a_class_does_not_keep_its_pod_from_being_made,
@@ -31,16 +38,7 @@ fn t34_t36_a_size_written_by_others_is_honoured(cluster: &Cluster) -> Result<()>
             Ok(volume_of(stage, "data")?["status"]["currentSize"] == "1028Mi")
         })?;
         // What it has is filled in again where it is missing.
-        let patch = r#"{"status": {"currentSize": null}}"#;
-        cluster.kubectl([
-            "patch",
-            "logicalvolume",
-            name,
-            "--subresource=status",
-            "--type=merge",
-            "--patch",
-            patch,
-        ])?;
+        forget_size(cluster, name)?;
         cluster.wait_for("the size to be told again", || {
             Ok(volume_of(stage, "data")?["status"]["currentSize"] == "1028Mi")
         })
@@ -53,5 +51,80 @@ fn t38_a_claim_without_a_class_does_not_keep_its_pod_from_being_made(cluster: &C
         stage.make_pod("user", "data", None)?;
         ensure!(stage.get("pod", "user")?["kind"] == "Pod");
         Ok(())
+    })
+}
+
+fn forget_size(cluster: &Cluster, volume: &str) -> Result<()> {
+    let patch = ["--type=merge", "--subresource=status", "--patch", r#"{"status": {"currentSize": null}}"#];
+    cluster.kubectl(["patch", "logicalvolume", volume].iter().chain(&patch))?;
+    Ok(())
+}
+
+/// Lets the nodes' part of lvms run nowhere, or on every node again.
+fn run_on_nodes(cluster: &Cluster, run: bool) -> Result<()> {
+    let selector = if run { Value::Null } else { json!({"lab.lvms.io/nowhere": "true"}) };
+    let patch = json!({"spec": {"template": {"spec": {"nodeSelector": selector}}}}).to_string();
+    let set =
+        ["--namespace", NAMESPACE, "patch", "daemonset", "lvms-node", "--type=merge", "--patch", &patch];
+    cluster.kubectl(set)?;
+    let nodes = if run { cluster.nodes().len() } else { 0 };
+    cluster.wait_for(&format!("lvms to run on {nodes} nodes"), || {
+        let set = cluster.get(["--namespace", NAMESPACE, "daemonset", "lvms-node"])?;
+        let selector = "--selector=app.kubernetes.io/component=node";
+        let pods = cluster.kubectl(["--namespace", NAMESPACE, "get", "pods", selector, "--output=name"])?;
+        let observed = set["status"]["observedGeneration"] == set["metadata"]["generation"];
+        Ok(observed && set["status"]["numberReady"] == nodes && pods.lines().count() == nodes)
+    })
+}
+
+fn t35_t37_sizes_that_were_changed_while_its_node_was_down_are_made_good(cluster: &Cluster) -> Result<()> {
+    let capacities = || -> Result<usize> {
+        let listed = ["--namespace", NAMESPACE, "get", "csistoragecapacities", "--output=name"];
+        Ok(cluster.kubectl(listed)?.lines().count())
+    };
+    on_a_stage(cluster, &LVMS, "t35", "", |stage| {
+        let published = capacities()?;
+        for claim in ["same", "larger"] {
+            stage.claim(claim, "immediate", "1Gi")?;
+        }
+        await_bound(stage, "same")?;
+        await_bound(stage, "larger")?;
+        let name_of = |claim: &str| -> Result<String> {
+            let volume = volume_of(stage, claim)?;
+            Ok(volume["metadata"]["name"].as_str().context("a name")?.to_owned())
+        };
+        let (same, larger) = (name_of("same")?, name_of("larger")?);
+        run_on_nodes(cluster, false)?;
+        let edited = || -> Result<()> {
+            forget_size(cluster, &same)?;
+            forget_size(cluster, &larger)?;
+            let patch = r#"{"spec": {"size": "2047Mi"}}"#;
+            cluster.kubectl(["patch", "logicalvolume", &larger, "--type=merge", "--patch", patch])?;
+            for claim in ["same", "larger"] {
+                let told = &volume_of(stage, claim)?["status"]["currentSize"];
+                ensure!(told.is_null(), "nobody is there, and yet {told} is told");
+            }
+            Ok(())
+        };
+        let edited = edited();
+        run_on_nodes(cluster, true)?;
+        edited?;
+        for (claim, size) in [("same", "1Gi"), ("larger", "2Gi")] {
+            cluster.wait_for(&format!("{claim} to be told as {size}"), || {
+                let status = &volume_of(stage, claim)?["status"];
+                ensure!(status["currentSize"] == size, "it is {status}");
+                Ok(true)
+            })?;
+        }
+        let volume = volume_of(stage, "larger")?;
+        let (node, id) = (&volume["spec"]["nodeName"], &volume["status"]["volumeID"]);
+        let lv = [node, id].map(|text| text.as_str().unwrap_or_default());
+        let size = deployed::space(cluster)?[&format!("{} thick1/{} size", lv[0], lv[1])];
+        ensure!(size == 2 * GIB, "the logical volume has {size}");
+        cluster.wait_for("all capacity to be published", || {
+            let now = capacities()?;
+            ensure!(now == published, "there were {published}, there are {now}");
+            Ok(true)
+        })
     })
 }

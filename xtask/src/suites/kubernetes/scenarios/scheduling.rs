@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use lab_protocol::disk::GIB;
+use serde_json::json;
 
-use super::{await_bound, await_event, lv_of, volume_of};
+use super::{await_bound, lv_of, volume_of};
 use crate::cluster::Cluster;
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
@@ -17,6 +18,11 @@ pub(super) const CASES: &[Case] = &[
         t01_t02_t03_a_node_that_is_full_of_one_class_takes_pods_of_another_only,
     ),
     ("t17_t18_immediate_claims_go_where_most_is_free", t17_t18_immediate_claims_go_where_most_is_free),
+    (
+        "t10_a_claim_for_one_pod_keeps_a_second_one_from_being_scheduled",
+        t10_a_claim_for_one_pod_keeps_a_second_one_from_being_scheduled,
+    ),
+    ("t19_pods_go_where_their_volumes_fit", t19_pods_go_where_their_volumes_fit),
     ("t22_t24_the_class_decides_the_volume_group", t22_t24_the_class_decides_the_volume_group),
     (
         "t23_an_unknown_device_class_leaves_its_pod_pending",
@@ -31,7 +37,7 @@ fn t01_t02_t03_a_node_that_is_full_of_one_class_takes_pods_of_another_only(clust
         stage.start_pod("all", "all", Some(node))?;
         stage.claim("more", "thick", "19Gi")?;
         stage.make_pod("more", "more", Some(node))?;
-        await_event(stage, "more", "did not have enough free storage")?;
+        stage.await_event("more", "", "did not have enough free storage")?;
         stage.claim("other", "dc2", "1Gi")?;
         stage.start_pod("other", "other", Some(node))
     })
@@ -76,6 +82,50 @@ fn t23_an_unknown_device_class_leaves_its_pod_pending(cluster: &Cluster) -> Resu
     on_a_stage(cluster, &LVMS, "t23", "", |stage| {
         stage.claim("data", "not-found-device", "1Gi")?;
         stage.make_pod("user", "data", None)?;
-        await_event(stage, "user", "node(s) did not have enough free storage")
+        stage.await_event("user", "", "node(s) did not have enough free storage")
+    })
+}
+
+fn t10_a_claim_for_one_pod_keeps_a_second_one_from_being_scheduled(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "t10", "", |stage| {
+        let spec = json!({
+            "accessModes": ["ReadWriteOncePod"], "storageClassName": "thick",
+            "resources": {"requests": {"storage": "1Gi"}},
+        });
+        stage.apply("v1", "PersistentVolumeClaim", "data", &spec)?;
+        stage.start_pod("first", "data", None)?;
+        stage.make_pod("second", "data", None)?;
+        let told = "PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod";
+        stage.await_event("second", "FailedScheduling", told)?;
+        // It is its turn when the first one has gone.
+        stage.remove_pod("first")?;
+        stage.await_pod("second")
+    })
+}
+
+/// With 18, 4 and 4 GiB free.
+fn t19_pods_go_where_their_volumes_fit(cluster: &Cluster) -> Result<()> {
+    let [big, rest @ ..] = cluster.nodes() else { bail!("a cluster without nodes") };
+    on_a_stage(cluster, &LVMS, "t19", "", |stage| {
+        stage.claim(&big.name, "thick", "1Gi")?;
+        for node in rest {
+            stage.claim(&node.name, "thick", "15Gi")?;
+        }
+        for node in cluster.nodes() {
+            stage.make_pod(&node.name, &node.name, Some(&node.name))?;
+        }
+        for node in cluster.nodes() {
+            stage.await_pod(&node.name)?;
+        }
+        for (name, size) in [("eight", "8Gi"), ("six", "6Gi")] {
+            stage.claim(name, "thick", size)?;
+            stage.start_pod(name, name, None)?;
+            ensure!(stage.node_of(name)? == big.name, "{name} is on {}", stage.node_of(name)?);
+        }
+        stage.claim("more", "thick", "8Gi")?;
+        stage.make_pod("more", "more", None)?;
+        stage.await_event("more", "FailedScheduling", "3 node(s) did not have enough free storage")?;
+        ensure!(stage.get("pvc", "more")?["status"]["phase"] == "Pending", "there was room for 8 GiB more");
+        Ok(())
     })
 }

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use lab_protocol::disk::GIB;
 use serde_json::json;
 
-use super::{await_event, capacity_of, lv_of, volume_of};
+use super::{capacity_of, lv_of, volume_of};
 use crate::cluster::Cluster;
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
@@ -43,6 +43,6 @@ fn t27_t28_a_pool_is_promised_as_often_as_it_may_be(cluster: &Cluster) -> Result
         }
         stage.claim("large", "thin", "6Gi")?;
         stage.make_pod("large", "large", Some(node))?;
-        await_event(stage, "large", "did not have enough free storage")
+        stage.await_event("large", "", "did not have enough free storage")
     })
 }
