@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube_core::{Resource, TypeMeta};
 use serde::{Deserialize, Serialize};
 
-use crate::names::RELEASED;
+use crate::names::{ADOPTS, RELEASED};
 use crate::{Personality, Quantity};
 
 /// A volume or a snapshot.
@@ -107,7 +107,7 @@ impl LogicalVolume {
         self.metadata.name.as_deref().unwrap_or_default()
     }
 
-    /// The name of its LV, whether there is one or not yet.
+    /// Its uid, which is the name of the LV that is made for it.
     pub fn uid(&self) -> &str {
         self.metadata.uid.as_deref().unwrap_or_default()
     }
@@ -115,6 +115,11 @@ impl LogicalVolume {
     /// The name of its LV once there is one: the only key by which it is looked up.
     pub fn volume_id(&self) -> Option<&str> {
         self.status.as_ref().map(|status| status.volume_id.as_str()).filter(|id| !id.is_empty())
+    }
+
+    /// The name of its LV: as it was told, of one that was there before, or that it is going to have.
+    pub fn lv(&self) -> &str {
+        self.volume_id().or_else(|| self.annotation(ADOPTS)).unwrap_or(self.uid())
     }
 
     /// Whether it is a snapshot that somebody asked for.
@@ -219,6 +224,17 @@ mod tests {
         assert_eq!(read(true, "removal failed: in use"), Some("in use".to_owned()));
         assert_eq!(read(false, "removal failed: in use"), None);
         assert_eq!(read(true, "too large"), None);
+    }
+
+    #[test]
+    fn the_name_of_the_lv_is_the_one_that_was_told_or_adopted_or_the_uid() {
+        let mut volume = LogicalVolume::new(Personality::Topolvm, Spec::default());
+        volume.metadata.uid = Some("uid".into());
+        assert_eq!(volume.lv(), "uid");
+        volume.metadata.annotations.get_or_insert_default().insert(ADOPTS.into(), "adopted".into());
+        assert_eq!(volume.lv(), "adopted");
+        volume.status = Some(Status { volume_id: "told".into(), ..Status::default() });
+        assert_eq!(volume.lv(), "told");
     }
 
     #[test]

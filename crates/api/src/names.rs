@@ -12,6 +12,9 @@ pub const CLAIM: &str = "lvms.io/claim";
 /// On a LogicalVolume: `Block` or `Filesystem`. A block volume is zeroed before anybody sees it.
 pub const VOLUME_MODE: &str = "lvms.io/volume-mode";
 
+/// On a LogicalVolume without a status: the LV that it is about, which is there already and is not made.
+pub const ADOPTS: &str = "lvms.io/adopts";
+
 /// On a LogicalVolume: how far a long work is, for people.
 pub const PROGRESS: &str = "lvms.io/progress";
 

@@ -235,6 +235,35 @@ pub struct VolumeSpec {
     /// Its class.
     #[serde(default, deserialize_with = "or_default")]
     pub storage_class_name: String,
+    /// Where it can be used.
+    #[serde(default, deserialize_with = "or_default")]
+    pub node_affinity: NodeAffinity,
+}
+
+/// Where a volume can be used.
+#[derive(Debug, Clone, Deserialize, Default)]
+pub struct NodeAffinity {
+    /// On which nodes.
+    #[serde(default, deserialize_with = "or_default")]
+    pub required: NodeSelector,
+}
+
+/// Some nodes: one of these holds.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeSelector {
+    /// What holds.
+    #[serde(default, deserialize_with = "or_default")]
+    pub node_selector_terms: Vec<NodeTerm>,
+}
+
+/// Some nodes: all of these hold.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeTerm {
+    /// What holds.
+    #[serde(default, deserialize_with = "or_default")]
+    pub match_expressions: Vec<TopologyExpression>,
 }
 
 /// The driver of a volume.
@@ -278,6 +307,13 @@ impl PersistentVolume {
     /// How large it says it is.
     pub fn capacity(&self) -> Option<&Quantity> {
         self.spec.capacity.get(STORAGE)
+    }
+
+    /// The node that it is on, by the label that says so.
+    pub fn node(&self, label: &str) -> Option<&str> {
+        let terms = self.spec.node_affinity.required.node_selector_terms.iter();
+        let mut expressions = terms.flat_map(|term| &term.match_expressions);
+        expressions.find(|one| one.key == label)?.values.first().map(String::as_str)
     }
 
     /// What a driver calls it, if it is of that driver.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use lvms_api::logical_volume::{REMOVAL_FAILED, Status};
-use lvms_api::names::{CLAIM, CREATED_BY, UNUSED, VOLUME_MODE};
+use lvms_api::names::{ADOPTS, CLAIM, CREATED_BY, UNUSED, VOLUME_MODE};
 use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
@@ -139,7 +139,8 @@ impl Volumes {
 
     async fn act(self: &Arc<Self>, object: &LogicalVolume) -> Result<Outcome, Failure> {
         let mut lv = self.lv(object);
-        if lv == Lv::Absent && (object.volume_id().is_some() || object.is_deleted()) {
+        let was_there = object.volume_id().is_some() || object.annotation(ADOPTS).is_some();
+        if lv == Lv::Absent && (was_there || object.is_deleted()) {
             lv = self.second_look(object).await;
         }
         let act = decide(object, self.personality, &lv);
@@ -172,7 +173,7 @@ impl Volumes {
                 Ok(Outcome::Done)
             }
             Act::Remove => {
-                let id = object.volume_id().unwrap_or(object.uid()).to_owned();
+                let id = object.lv().to_owned();
                 let snapshot = self.is_snapshot(&id);
                 let (host, removed) = (Arc::clone(&self.host), id.clone());
                 self.alone(&id, async move { host.remove(&removed, snapshot, None).await }).await?;
@@ -323,7 +324,7 @@ impl Volumes {
     }
 
     fn lv(&self, object: &LogicalVolume) -> Lv {
-        let id = object.volume_id().unwrap_or(object.uid());
+        let id = object.lv();
         let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
         if let Some(found) = find_any(&desired, &inventory, id) {
             return Lv::Present {
@@ -344,7 +345,9 @@ impl Volumes {
             return Lv::Unknown(stuck.to_string());
         }
         // One that was never told of is where its class is, and nowhere else.
-        let class = desired.class(&object.spec.device_class).filter(|_| object.volume_id().is_none());
+        let class = desired
+            .class(&object.spec.device_class)
+            .filter(|_| object.volume_id().is_none() && object.annotation(ADOPTS).is_none());
         if class.is_some_and(|class| inventory.groups.contains_key(&class.group)) {
             return Lv::Absent;
         }

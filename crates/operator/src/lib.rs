@@ -5,6 +5,7 @@
 //! - [`reclaim`]: a released PersistentVolume takes its LogicalVolume along.
 //! - [`release`]: the second key: a LogicalVolume goes only if nothing names it any more.
 //! - [`orphans`]: what a claim that was deleted in the middle has left.
+//! - [`restore`]: a PersistentVolume whose LogicalVolume is gone gets it back.
 //! - [`protect`]: the source of a copy stays until the copy is there.
 //! - [`resize`]: a claim that asks for more gets it.
 //! - [`snapshot`]: a VolumeSnapshotContent becomes a LogicalVolume.
@@ -29,6 +30,7 @@ pub mod provision;
 pub mod reclaim;
 pub mod release;
 pub mod resize;
+pub mod restore;
 pub mod role;
 pub mod rollback;
 pub mod snapshot;
@@ -37,6 +39,7 @@ pub mod volumes;
 
 use std::sync::Arc;
 
+use kube::api::ListParams;
 use kube::{Api, Client};
 use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::Events;
@@ -62,5 +65,26 @@ pub struct Context {
 impl Context {
     fn logical_volumes(&self) -> Api<LogicalVolume> {
         Api::all_with(self.client.clone(), &self.personality)
+    }
+
+    /// The LogicalVolume of a handle. That there is none is known from the API itself.
+    async fn logical_volume(
+        &self,
+        name: &str,
+        handle: &str,
+    ) -> Result<Option<Arc<LogicalVolume>>, kube::Error> {
+        if let Some(known) = self.stores.by_handle(handle) {
+            return Ok(Some(known));
+        }
+        let api = self.logical_volumes();
+        let is_it = |volume: &LogicalVolume| volume.lv() == handle;
+        match api.get_opt(name).await?.filter(|volume| is_it(volume)) {
+            Some(volume) => Ok(Some(Arc::new(volume))),
+            // It may have another name than its PersistentVolume.
+            None => {
+                let all = api.list(&ListParams::default()).await?;
+                Ok(all.items.into_iter().find(is_it).map(Arc::new))
+            }
+        }
     }
 }

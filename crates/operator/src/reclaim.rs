@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Api;
-use lvms_api::LogicalVolume;
 use lvms_api::Personality;
 use lvms_api::names::kubernetes::{PROVISIONED_BY, VOLUME_FINALIZER};
 use lvms_cluster::slim::{PersistentVolume, annotation, has_finalizer};
@@ -92,7 +91,7 @@ impl Reclaim {
 
     async fn delete(&self, volume: &PersistentVolume) -> Result<Outcome, kube::Error> {
         let handle = volume.handle(self.context.personality.driver()).unwrap_or_default();
-        if let Some(logical) = self.logical_volume(volume.name(), handle).await? {
+        if let Some(logical) = self.context.logical_volume(volume.name(), handle).await? {
             if !logical.is_deleted() {
                 tracing::info!(volume = volume.name(), node = logical.spec.node_name, "is to be deleted");
                 if let Some(kept) = self.release.remove(&logical).await? {
@@ -116,30 +115,6 @@ impl Reclaim {
             write::delete(&api, volume.name(), volume.metadata.uid.as_deref().unwrap_or_default()).await?;
         }
         Ok(Outcome::Done)
-    }
-
-    /// The LogicalVolume of a handle. That there is none is known from the API itself.
-    async fn logical_volume(
-        &self,
-        name: &str,
-        handle: &str,
-    ) -> Result<Option<Arc<LogicalVolume>>, kube::Error> {
-        if let Some(known) = self.context.stores.by_handle(handle) {
-            return Ok(Some(known));
-        }
-        let api = self.context.logical_volumes();
-        let is_it = |volume: &LogicalVolume| volume.volume_id() == Some(handle) || volume.uid() == handle;
-        match api.get_opt(name).await?.filter(|volume| is_it(volume)) {
-            Some(volume) => Ok(Some(Arc::new(volume))),
-            // It may have another name than its PersistentVolume.
-            None => Ok(api
-                .list(&kube::api::ListParams::default())
-                .await?
-                .items
-                .into_iter()
-                .find(is_it)
-                .map(Arc::new)),
-        }
     }
 
     fn fail(&self, volume: &PersistentVolume, why: String) {

@@ -152,7 +152,7 @@ impl Release {
         if self.removing().contains(name) {
             return Outcome::After(NODES_TURN);
         }
-        let kept = match self.kept(handle(&volume)).await {
+        let kept = match self.kept(volume.lv()).await {
             Ok(None) => self.write(&volume).await.map(|()| None),
             kept => kept,
         };
@@ -173,7 +173,7 @@ impl Release {
     /// Deletes a LogicalVolume and releases it if nothing names it any more; says why not otherwise. The release is
     /// written last: on an object that lives on it would be a key that somebody finds later.
     pub async fn remove(&self, volume: &LogicalVolume) -> Result<Option<Kept>, kube::Error> {
-        if let Some(kept) = self.kept(handle(volume)).await? {
+        if let Some(kept) = self.kept(volume.lv()).await? {
             return Ok(Some(kept));
         }
         let name = volume.name().to_owned();
@@ -296,11 +296,6 @@ impl Release {
         self.look_at_contents(&mut named).await?;
         Ok(Answer { definition_goes: definition.metadata.deletion_timestamp.is_some(), named })
     }
-}
-
-/// By which a LogicalVolume is named; one whose making was not told yet has the name that it is going to have.
-fn handle(volume: &LogicalVolume) -> &str {
-    volume.volume_id().unwrap_or(volume.uid())
 }
 
 /// How long ago an object was deleted; long enough if the clock of the API server says something else than ours.

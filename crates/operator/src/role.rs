@@ -32,6 +32,7 @@ use crate::provision::{Provision, identity};
 use crate::reclaim::Reclaim;
 use crate::release::Release;
 use crate::resize::Resize;
+use crate::restore::Restore;
 use crate::snapshot::Snapshots;
 use crate::stores::Stores;
 use crate::volumes::{ClusterVolumes, least};
@@ -123,6 +124,7 @@ impl Role {
         let provision = Provision::new(Arc::clone(&context), Arc::clone(&protect));
         let release = Release::new(Arc::clone(&context));
         let reclaim = Reclaim::new(Arc::clone(&context), Arc::clone(&release));
+        let restore = Restore::new(Arc::clone(&context));
         let orphans = Orphans::new(Arc::clone(&context), Arc::clone(&release));
         let resize = Resize::new(Arc::clone(&context));
         let snapshots = Snapshots::new(Arc::clone(&context), Arc::clone(&release));
@@ -133,6 +135,7 @@ impl Role {
             protect.work(),
             release.work(),
             reclaim.work(),
+            restore.work(),
             orphans.work(),
             resize.work(),
             snapshots.work(),
@@ -155,6 +158,7 @@ impl Role {
         tasks.spawn(release.run());
         tasks.spawn(reclaim.run());
         tasks.spawn(protect.run());
+        tasks.spawn(restore.run());
         tasks.spawn(orphans.run());
         tasks.spawn(resize.run());
         tasks.spawn(snapshots.run());

@@ -6,6 +6,7 @@
 //! TopoLVM's programs alone, which uses the node's for filesystems.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -133,6 +134,13 @@ device-classes:
 - {name: thick, volume-group: thick-vg, default: true, spare-gb: 0}
 - {name: thin, volume-group: thin-vg, type: thin, spare-gb: 0, thin-pool: {name: pool, overprovision-ratio: 10.0}}
 ";
+
+/// Its definition of LogicalVolumes.
+pub(crate) fn definition(cache: &Cache) -> Result<String> {
+    let source = go::source_of(cache, TOPOLVM.folder, "github.com/topolvm/topolvm")?;
+    let path = source.join(format!("config/crd/bases/{PRESENT}_logicalvolumes.yaml"));
+    fs::read_to_string(&path).with_context(|| path.display().to_string())
+}
 
 /// Plugs disks into all nodes, makes volume groups of them, and runs TopoLVM on these. Snapshots are there before.
 pub(crate) fn install(cache: &Cache, cluster: &Cluster, name: Name, lvmd: Lvmd) -> Result<()> {

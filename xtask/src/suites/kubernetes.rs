@@ -2,6 +2,7 @@
 //!
 //! Tests whose names begin with a number are TopoLVM's own end-to-end tests.
 
+mod definitions;
 mod protection;
 mod scenarios;
 mod single;
@@ -39,11 +40,11 @@ pub(crate) fn list() -> Vec<String> {
 }
 
 fn all() -> Vec<Case> {
-    [CASES, protection::CASES, &scenarios::cases()].concat()
+    [CASES, protection::CASES, definitions::CASES, &scenarios::cases()].concat()
 }
 
 fn single() -> Vec<Case> {
-    single::CASES.to_vec()
+    [single::CASES, definitions::LAST].concat()
 }
 
 const LVMS: Product = Product { space: deployed::space, collect_logs: deployed::collect_logs };
@@ -66,6 +67,7 @@ pub(crate) fn run(
         let options = Options { images: images.clone(), feature_gates, ..Options::nodes(nodes) };
         let suite = InOneCluster { suite: Suite::Kubernetes, part, options, cases };
         suite.run(lab, programs, choice, results, |cluster| {
+            definitions::prepare(cache)?;
             peers::snapshots::install(cache, cluster)?;
             deployed::install(cluster, shape).inspect_err(|_| deployed::collect_logs(cluster, "install"))
         })?;

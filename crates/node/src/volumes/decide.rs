@@ -1,7 +1,7 @@
 //! What a LogicalVolume and its LV ask for next. Decides, and does nothing.
 
 use lvms_api::logical_volume::{READ_ONLY, READ_WRITE, Status};
-use lvms_api::names::{ORPHANED, UNUSED};
+use lvms_api::names::{ADOPTS, ORPHANED, UNUSED};
 use lvms_api::{LogicalVolume, Personality, Quantity};
 use lvms_csi::Error;
 use lvms_host::units::Bytes;
@@ -100,6 +100,13 @@ fn going(object: &LogicalVolume, lv: &Lv) -> Act {
 }
 
 fn coming(object: &LogicalVolume, status: &Status, size: Bytes, lv: &Lv) -> Act {
+    if let Some(id) = object.annotation(ADOPTS) {
+        return match lv {
+            Lv::Present { size, .. } => Act::Tell(well(id, *size)),
+            Lv::Unknown(why) => Act::Later(why.clone()),
+            Lv::Absent => Act::Tell(lost(id, status)),
+        };
+    }
     if status.code != 0 {
         // It was refused, and whoever wanted it takes it away.
         return Act::Nothing;
@@ -149,14 +156,19 @@ fn staying(object: &LogicalVolume, status: &Status, wanted: Bytes, lv: &Lv) -> A
         }
         Lv::Unknown(why) => Act::Later(why.clone()),
         Lv::Absent => {
-            let message = format!(
-                "Lost: the logical volume {id} is in no volume group of this node any more; it is not made again, \
-                 because it would be empty"
-            );
-            let lost = Status { code: LOST, message, ..status.clone() };
+            let lost = lost(id, status);
             if lost == *status { Act::Nothing } else { Act::Tell(lost) }
         }
     }
+}
+
+/// The status of what is not there any more.
+fn lost(id: &str, status: &Status) -> Status {
+    let message = format!(
+        "Lost: the logical volume {id} is in no volume group of this node any more; it is not made again, because it \
+         would be empty"
+    );
+    Status { volume_id: id.to_owned(), code: LOST, message, ..status.clone() }
 }
 
 /// The status of what is as it should be.
@@ -278,6 +290,19 @@ mod tests {
         let unknown = Lv::Unknown("vg is not there".into());
         assert_eq!(decide(&settled(), P, &unknown), Act::Later("vg is not there".into()));
         assert_eq!(decide(&object(), P, &unknown), Act::Later("vg is not there".into()));
+    }
+
+    #[test]
+    fn what_adopts_an_lv_takes_it_as_it_is_and_never_makes_one() {
+        let adopts = || {
+            let mut object = annotated(object(), ADOPTS);
+            object.metadata.annotations.as_mut().unwrap().insert(ADOPTS.to_owned(), "old".to_owned());
+            object
+        };
+        assert_eq!(decide(&adopts(), P, &present(2 * GIB)), Act::Tell(well("old", Bytes(2 * GIB))));
+        let Act::Tell(status) = decide(&adopts(), P, &Lv::Absent) else { panic!() };
+        assert_eq!((status.code, status.volume_id.as_str()), (LOST, "old"));
+        assert_eq!(decide(&adopts(), P, &Lv::Unknown("vg".into())), Act::Later("vg".into()));
     }
 
     #[test]

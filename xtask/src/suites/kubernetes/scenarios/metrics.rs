@@ -27,8 +27,18 @@ const CLASSES: [(&str, &str, u64); 5] = [
 ];
 
 /// What leads to volumes, each with a queue of its own.
-const QUEUES: [&str; 9] =
-    ["provision", "protect", "release", "reclaim", "orphans", "resize", "snapshot", "leftovers", "capacity"];
+const QUEUES: [&str; 10] = [
+    "provision",
+    "protect",
+    "release",
+    "reclaim",
+    "restore",
+    "orphans",
+    "resize",
+    "snapshot",
+    "leftovers",
+    "capacity",
+];
 
 /// What a pod of lvms serves at a port.
 fn served(cluster: &Cluster, pod: &str, port: u16, path: &str) -> Result<String> {
