@@ -40,11 +40,11 @@ pub(crate) fn list() -> Vec<String> {
 }
 
 fn all() -> Vec<Case> {
-    [CASES, protection::CASES, definitions::CASES, &scenarios::cases()].concat()
+    [CASES, protection::CASES, definitions::CASES, &scenarios::of_three_nodes()].concat()
 }
 
 fn single() -> Vec<Case> {
-    [single::CASES, definitions::LAST].concat()
+    [single::CASES, &scenarios::of_one_node(), definitions::LAST].concat()
 }
 
 const LVMS: Product = Product { space: deployed::space, collect_logs: deployed::collect_logs };

@@ -15,19 +15,14 @@ use serde_json::Value;
 use crate::suites::cluster::Case;
 use crate::suites::stage::{Stage, filesystem_size};
 
-/// All of them.
-pub(super) fn cases() -> Vec<Case> {
-    [
-        scheduling::CASES,
-        metrics::CASES,
-        volumes::CASES,
-        health::CASES,
-        growth::CASES,
-        thin::CASES,
-        snapshots::CASES,
-        objects::CASES,
-    ]
-    .concat()
+/// Those about several nodes, or about the pods of lvms on them.
+pub(super) fn of_three_nodes() -> Vec<Case> {
+    [scheduling::CASES, metrics::CASES, health::CASES, objects::CASES].concat()
+}
+
+/// Those for which one node is enough.
+pub(super) fn of_one_node() -> Vec<Case> {
+    [volumes::CASES, growth::CASES, thin::CASES, snapshots::CASES].concat()
 }
 
 /// Fills a file with new random bytes and prints their checksum.

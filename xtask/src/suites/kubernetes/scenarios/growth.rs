@@ -5,6 +5,7 @@ use lab_protocol::disk::GIB;
 
 use super::{READ, WRITE, await_capacity, filesystem, volume_of};
 use crate::cluster::Cluster;
+use crate::deployed::NAMESPACE;
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
 use crate::suites::stage::on_a_stage;
@@ -49,7 +50,9 @@ fn t20_filesystems_grow_online_and_offline(cluster: &Cluster) -> Result<()> {
             let events = stage.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"])?;
             Ok(events.contains("VolumeResizeFailed"))
         })?;
-        // A request that can be fulfilled ends it.
+        // A request that can be fulfilled ends it, though whoever has to fulfil it comes later.
+        let pods = ["delete", "pods", "--selector=app.kubernetes.io/component=node", "--wait=false"];
+        cluster.kubectl(["--namespace", NAMESPACE].iter().chain(&pods))?;
         stage.grow("thick", "4Gi")?;
         await_capacity(stage, "thick", "4Gi")
     })
