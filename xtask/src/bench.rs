@@ -6,6 +6,7 @@
 mod lab;
 mod lvm;
 mod native;
+mod topolvm;
 mod volumes;
 
 use std::fs;
@@ -19,6 +20,9 @@ use crate::cluster::programs::Programs;
 use crate::lab::{Lab, Prepared};
 use crate::workspace;
 
+/// What nodes of a cluster need for the benchmark against TopoLVM.
+pub(crate) use topolvm::node_files;
+
 /// A named set of measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bench {
@@ -28,16 +32,19 @@ pub(crate) enum Bench {
     Lvm,
     /// The driver, against bare lvm2.
     Volumes,
+    /// Volumes of a Kubernetes, against TopoLVM and bare lvm2.
+    Topolvm,
 }
 
 impl Bench {
-    pub(crate) const ALL: [Bench; 3] = [Bench::Lab, Bench::Lvm, Bench::Volumes];
+    pub(crate) const ALL: [Bench; 4] = [Bench::Lab, Bench::Lvm, Bench::Volumes, Bench::Topolvm];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Bench::Lab => "lab",
             Bench::Lvm => "lvm",
             Bench::Volumes => "volumes",
+            Bench::Topolvm => "topolvm",
         }
     }
 
@@ -50,7 +57,7 @@ impl Bench {
 
     /// Whether it needs Kubernetes' programs.
     pub(crate) fn needs_kubernetes(self) -> bool {
-        self == Bench::Lab
+        matches!(self, Bench::Lab | Bench::Topolvm)
     }
 
     /// Puts what it needs where guests see it.
@@ -58,6 +65,7 @@ impl Bench {
         match self {
             Bench::Lab | Bench::Lvm => Ok(()),
             Bench::Volumes => volumes::share(prepared, run),
+            Bench::Topolvm => topolvm::share(prepared, run),
         }
     }
 
@@ -67,6 +75,9 @@ impl Bench {
             Bench::Lab => lab::run(lab, programs.context("this lab was prepared without Kubernetes")?),
             Bench::Lvm => lvm::run(lab),
             Bench::Volumes => volumes::run(lab),
+            Bench::Topolvm => {
+                topolvm::run(lab, programs.context("this lab was prepared without Kubernetes")?)
+            }
         }
     }
 }

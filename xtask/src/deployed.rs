@@ -53,12 +53,16 @@ lvcreate-option-classes:
 
 /// What nodes need: the image with the program alone.
 pub(crate) fn node_files(run: &Path) -> Result<Vec<NodeFile>> {
-    let program = workspace::build_static("lvms")?;
+    node_files_of(run, &workspace::build_static("lvms")?)
+}
+
+/// The same for a certain build.
+pub(crate) fn node_files_of(run: &Path, program: &Path) -> Result<Vec<NodeFile>> {
     let path = run.join(IMAGES);
-    let image = Image::new(IMAGE).file("/lvms", &program).entrypoint(&["/lvms"]);
+    let image = Image::new(IMAGE).file("/lvms", program).entrypoint(&["/lvms"]);
     images::write(&path, &[image])?;
-    fs::copy(&program, run.join("lvms"))?;
-    fs::write(run.join("definitions.yaml"), process::run(std::process::Command::new(&program).arg("crd"))?)?;
+    fs::copy(program, run.join("lvms"))?;
+    fs::write(run.join("definitions.yaml"), process::run(std::process::Command::new(program).arg("crd"))?)?;
     Ok(vec![(format!("images/{IMAGES}"), path)])
 }
 

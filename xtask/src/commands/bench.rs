@@ -13,8 +13,8 @@ use crate::lab::{Lab, Prepared};
 /// Which benchmarks.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Benchmarks to run: lab (the lab itself), lvm (bare lvm2), volumes (the driver against bare lvm2); all of them
-    /// if none is named. Figures are printed and written to target/bench/NAME.json.
+    /// Benchmarks to run: lab (the lab itself), lvm (bare lvm2), volumes (the driver against bare lvm2), topolvm (in
+    /// Kubernetes, against TopoLVM); all of them if none is named. Figures are printed and written to target/bench/NAME.json.
     names: Vec<String>,
     /// Also show how the figures differ from those of an earlier run.
     #[arg(long, value_name = "OLD.JSON")]
@@ -38,8 +38,9 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     }
     // Read before the run, which may write the same file.
     let old = options.compare.as_ref().map(|path| bench::read(path)).transpose()?;
+    let files = if benches.contains(&Bench::Topolvm) { bench::node_files } else { super::NO_FILES };
     let with_kubernetes = benches.iter().any(|bench| bench.needs_kubernetes());
-    let kubernetes = with_kubernetes.then(|| (Version::default(), super::NO_FILES));
+    let kubernetes = with_kubernetes.then(|| (Version::default(), files));
     let code = super::in_a_lab("bench", kubernetes, |prepared, run| {
         benches.iter().try_for_each(|bench| bench.share(prepared, run))
     })?;

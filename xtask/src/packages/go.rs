@@ -22,6 +22,13 @@ pub(crate) struct Module {
 }
 
 impl Module {
+    /// The version of what it pins.
+    pub(crate) fn version(&self) -> Result<String> {
+        let path = workspace::directory().join("xtask/go").join(self.folder).join("go.mod");
+        let pins = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        Ok(version_of(&pins, self.commands.first().context("a module without commands")?))
+    }
+
     /// A directory with the programs, built if it is not in the cache.
     pub(crate) fn programs(&self, cache: &Cache) -> Result<PathBuf> {
         let source = workspace::directory().join("xtask/go").join(self.folder);

@@ -119,6 +119,13 @@ pub(crate) fn images(cache: &Cache) -> Result<Vec<Image>> {
     Ok(vec![image.entrypoint(&["/hypertopolvm"])])
 }
 
+/// What it and its sidecars are, one line each.
+pub(crate) fn versions() -> Result<String> {
+    let lines = [TOPOLVM, PROVISIONER, RESIZER, SNAPSHOTTER]
+        .map(|module| Ok(format!("{} {}", module.folder, module.version()?)));
+    Ok(lines.into_iter().collect::<Result<Vec<_>>>()?.join("\n"))
+}
+
 /// Who serves lvmd's protocol to TopoLVM's node service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lvmd {

@@ -1,0 +1,130 @@
+//! The API server's audit log: who has written what, and when.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+const LOG: &str = "audit.log";
+
+/// A place in the log from which it is read.
+pub(super) struct Audit {
+    begin: u64,
+}
+
+/// Requests that were answered.
+pub(super) struct Requests(Vec<Value>);
+
+impl Audit {
+    pub(super) fn begin() -> Result<Audit> {
+        Ok(Audit { begin: fs::metadata(LOG)?.len() })
+    }
+
+    /// All that was answered since.
+    pub(super) fn end(&self) -> Result<Requests> {
+        let bytes = fs::read(LOG)?;
+        let begin = usize::try_from(self.begin)?;
+        let text = String::from_utf8_lossy(bytes.get(begin..).context("the audit log was replaced")?);
+        Ok(Requests::read(&text))
+    }
+}
+
+impl Requests {
+    fn read(text: &str) -> Requests {
+        let requests = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        Requests(requests.filter(|request| request["stage"] == "ResponseComplete").collect())
+    }
+
+    /// Those of pods in a namespace that have changed something.
+    fn writes(&self, namespace: &str) -> impl Iterator<Item = &Value> {
+        let user = format!("system:serviceaccount:{namespace}:");
+        self.0.iter().filter(move |request| {
+            let verb = request["verb"].as_str().unwrap_or_default();
+            let code = request["responseStatus"]["code"].as_u64().unwrap_or_default();
+            matches!(verb, "create" | "update" | "patch" | "delete" | "deletecollection")
+                && code < 400
+                && request["user"]["username"].as_str().is_some_and(|name| name.starts_with(&user))
+                // Asking what one may do changes nothing.
+                && request["objectRef"]["apiGroup"] != "authorization.k8s.io"
+        })
+    }
+
+    /// How many they are. Leases are kept by the time, not by the volume.
+    pub(super) fn writes_but_leases_of(&self, namespace: &str) -> usize {
+        self.writes(namespace).filter(|request| request["objectRef"]["resource"] != "leases").count()
+    }
+
+    /// All that a namespace's pods, the kubelet and the control plane have written, with the time since the first.
+    pub(super) fn story(&self, namespace: &str) -> String {
+        let time = |request: &Value, field: &str| {
+            let text = request[field].as_str().unwrap_or_default();
+            let clock = text.split_once('T').map_or("", |(_, clock)| clock.trim_end_matches('Z'));
+            let mut seconds = 0.0;
+            for part in clock.split(':') {
+                seconds = seconds * 60.0 + part.parse::<f64>().unwrap_or_default();
+            }
+            seconds
+        };
+        let writes = self.0.iter().filter(|request| {
+            let verb = request["verb"].as_str().unwrap_or_default();
+            matches!(verb, "create" | "update" | "patch" | "delete")
+                && request["objectRef"]["resource"] != "leases"
+                && !request["objectRef"]["apiGroup"].as_str().unwrap_or_default().starts_with("auth")
+        });
+        let mut begin = None;
+        let mut text = String::from("one volume, write by write (ms since the first, ms taken, who, what):");
+        for request in writes {
+            let (received, answered) =
+                (time(request, "requestReceivedTimestamp"), time(request, "stageTimestamp"));
+            let begin = *begin.get_or_insert(received);
+            let user = request["user"]["username"].as_str().unwrap_or_default();
+            let who = if user.contains(namespace) { "lvms" } else { user.rsplit(':').next().unwrap_or(user) };
+            let object = &request["objectRef"];
+            let part = |name: &str| object[name].as_str().unwrap_or_default();
+            text += &format!(
+                "\n{:>8.0} {:>5.0}  {who:<28} {} {}{} {}",
+                (received - begin) * 1000.0,
+                (answered - received) * 1000.0,
+                request["verb"].as_str().unwrap_or_default(),
+                part("resource"),
+                if part("subresource").is_empty() {
+                    String::new()
+                } else {
+                    format!("/{}", part("subresource"))
+                },
+                part("name"),
+            );
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_a_namespaces_pods_are_counted_and_their_story_is_told() {
+        let line = |user: &str, verb: &str, resource: &str, code: u64| {
+            serde_json::json!({
+                "stage": "ResponseComplete", "verb": verb, "user": {"username": user},
+                "objectRef": {"resource": resource, "name": "x"}, "responseStatus": {"code": code},
+                "requestReceivedTimestamp": "2026-01-01T10:00:01.500000Z", "stageTimestamp": "2026-01-01T10:00:01.502000Z",
+            })
+            .to_string()
+        };
+        let ours = "system:serviceaccount:lvms-system:lvms";
+        let log = [
+            line(ours, "create", "logicalvolumes", 201),
+            line(ours, "patch", "logicalvolumes", 409),
+            line(ours, "update", "leases", 200),
+            line(ours, "get", "nodes", 200),
+            line("system:node:n", "patch", "pods", 200),
+            "cut o".to_owned(),
+        ];
+        let requests = Requests::read(&log.join("\n"));
+        assert_eq!(requests.writes_but_leases_of("lvms-system"), 1);
+        let story = requests.story("lvms-system");
+        assert!(story.contains("0     2  lvms") && story.contains("create logicalvolumes x"), "{story}");
+    }
+}
