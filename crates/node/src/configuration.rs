@@ -60,7 +60,7 @@ impl Configuration {
         Arc::clone(&self.in_force.borrow())
     }
 
-    /// Tells whenever another one is in force.
+    /// Tells whenever another one is in force, or the file has become wrong or right.
     pub fn watch(&self) -> watch::Receiver<Arc<Desired>> {
         self.in_force.subscribe()
     }
@@ -70,17 +70,23 @@ impl Configuration {
         !self.mistakes.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
+    /// What is wrong with the file as it is now.
+    pub fn mistakes(&self) -> Vec<String> {
+        let mistakes = self.mistakes.lock().unwrap_or_else(PoisonError::into_inner);
+        mistakes.iter().map(ToString::to_string).collect()
+    }
+
     fn take(&self, path: &Path, text: &str) {
-        let mut mistakes = self.mistakes.lock().unwrap_or_else(PoisonError::into_inner);
         match lvmd::read(text) {
             Ok(read) => {
-                mistakes.clear();
-                let changed = self.in_force.send_if_modified(|desired| {
-                    let changed = **desired != read.desired;
+                let mended = !self.replace_mistakes(Vec::new()).is_empty();
+                let mut changed = false;
+                self.in_force.send_if_modified(|desired| {
+                    changed = **desired != read.desired;
                     *desired = Arc::new(read.desired);
-                    changed
+                    changed || mended
                 });
-                if changed {
+                if changed || mended {
                     tracing::info!(file = %path.display(), "the configuration has changed and is in force");
                 }
             }
@@ -89,9 +95,15 @@ impl Configuration {
                     tracing::error!(file = %path.display(), "{mistake}");
                 }
                 tracing::error!(file = %path.display(), "the configuration is wrong: the last good one stays in force");
-                *mistakes = found;
+                self.replace_mistakes(found);
+                // Who tells of it is told, though what is in force is the same.
+                self.in_force.send_modify(|_| {});
             }
         }
+    }
+
+    fn replace_mistakes(&self, now: Vec<Mistake>) -> Vec<Mistake> {
+        std::mem::replace(&mut self.mistakes.lock().unwrap_or_else(PoisonError::into_inner), now)
     }
 
     /// Follows the file, in a thread of its own, for ever.
@@ -192,11 +204,16 @@ mod tests {
         configuration.follow(path.clone()).unwrap();
         fs::write(&path, TWO).unwrap();
         wait("the new configuration", || configuration.desired().classes[0].name == "two");
+        let mut told = configuration.watch();
         fs::write(&path, "device-classes: nonsense").unwrap();
         wait("the mistake to be noticed", || configuration.is_wrong());
+        wait("who tells of it to be told", || told.has_changed().unwrap());
+        told.mark_unchanged();
+        assert!(configuration.mistakes()[0].contains("device-classes"), "{:?}", configuration.mistakes());
         assert_eq!(configuration.desired().classes[0].name, "two");
         fs::write(&path, ONE).unwrap();
         wait("the mistake to be mended", || !configuration.is_wrong());
+        wait("who tells of it to be told", || told.has_changed().unwrap());
         assert_eq!(configuration.desired().classes[0].name, "one");
         fs::remove_dir_all(directory).unwrap();
     }

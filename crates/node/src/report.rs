@@ -73,8 +73,11 @@ impl Report {
 
     async fn write(&self, last: &mut Option<Status>) -> Result<(), String> {
         let before = last.clone();
-        let status =
-            self.host.blocking(move |engine, desired| Ok(status(engine, desired, before.as_ref()))).await;
+        let mistakes = self.host.configuration.mistakes();
+        let look = move |engine: &Arc<Engine<Linux>>, desired: &Desired| {
+            Ok(status(engine, desired, &mistakes, before.as_ref()))
+        };
+        let status = self.host.blocking(look).await;
         let status = status.map_err(|Error { message, .. }| message)?;
         let api: Api<LvmNode> = Api::namespaced(self.client.clone(), &self.namespace);
         if last.as_ref() == Some(&status) {
@@ -97,27 +100,40 @@ impl Report {
 }
 
 /// What this node has now.
-fn status(engine: &Arc<Engine<Linux>>, desired: &Desired, before: Option<&Status>) -> Status {
+fn status(
+    engine: &Arc<Engine<Linux>>,
+    desired: &Desired,
+    mistakes: &[String],
+    before: Option<&Status>,
+) -> Status {
     let inventory = engine.inventory();
     let volume_groups: Vec<VolumeGroup> =
         desired.groups().into_iter().map(|name| volume_group(engine, desired, &inventory, name)).collect();
     let device_classes: Vec<DeviceClass> =
         desired.classes.iter().map(|class| device_class(engine, desired, &volume_groups, class)).collect();
     let states = volume_groups.iter().map(|group| group.state);
+    let states = states.chain(device_classes.iter().map(|class| class.state));
     // Without any class the configuration is wrong since we started.
-    let state = states.chain(device_classes.iter().map(|class| class.state)).max().unwrap_or(State::Failed);
+    let states = states.chain(device_classes.is_empty().then_some(State::Failed));
+    let state = states.chain((!mistakes.is_empty()).then_some(State::Degraded)).max().unwrap_or_default();
     let mut messages: Vec<&str> =
         volume_groups.iter().map(|group| group.message.as_str()).filter(|text| !text.is_empty()).collect();
     if desired.classes.is_empty() {
         messages.push("lvmd.yaml is wrong: the log of this node's pod says what, and lvms check");
     }
     let healthy = condition(before, "VolumeGroupsHealthy", messages.is_empty(), &messages.join("; "));
+    let told = if mistakes.is_empty() {
+        String::new()
+    } else {
+        format!("{}: the last good configuration stays in force", mistakes.join("; "))
+    };
+    let valid = condition(before, "ConfigurationValid", mistakes.is_empty(), &told);
     Status {
         state,
         used: used(&device_classes, &volume_groups),
         volume_groups,
         device_classes,
-        conditions: vec![healthy],
+        conditions: vec![healthy, valid],
     }
 }
 

@@ -76,7 +76,13 @@ impl Volumes {
     pub fn work(self: &Arc<Self>) -> Arc<Work<String>> {
         let work = Work::new("logicalvolume", PATIENCE);
         let (told, node) = (Arc::clone(&work), self.node.clone());
+        let (events, personality) = (self.events.clone(), self.personality);
         self.objects.listen(move |before, now| {
+            if let (Some(before), Some(now)) = (before, now)
+                && let Some(kept) = decide::lowered(before, now)
+            {
+                events.warn(Reference::to(now.as_ref(), &personality), "SizeKept", kept);
+            }
             if let Some(object) = now.or(before)
                 && object.spec.node_name == node
             {

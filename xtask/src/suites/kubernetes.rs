@@ -2,6 +2,7 @@
 //!
 //! Tests whose names begin with a number are TopoLVM's own end-to-end tests.
 
+mod bad_input;
 mod definitions;
 mod protection;
 mod scenarios;
@@ -40,7 +41,7 @@ pub(crate) fn list() -> Vec<String> {
 }
 
 fn all() -> Vec<Case> {
-    [CASES, protection::CASES, definitions::CASES, &scenarios::of_three_nodes()].concat()
+    [CASES, protection::CASES, bad_input::CASES, definitions::CASES, &scenarios::of_three_nodes()].concat()
 }
 
 fn single() -> Vec<Case> {

@@ -171,6 +171,19 @@ fn lost(id: &str, status: &Status) -> Status {
     Status { volume_id: id.to_owned(), code: LOST, message, ..status.clone() }
 }
 
+/// What to say about a size that was lowered below what is there: nothing shrinks.
+pub(super) fn lowered(before: &LogicalVolume, now: &LogicalVolume) -> Option<String> {
+    let size = |object: &LogicalVolume| object.spec.size.bytes().ok();
+    let has = now.status.as_ref()?.current_size.as_ref()?;
+    let (was, is) = (size(before)?, size(now)?);
+    (is < was && is < has.bytes().ok()?).then(|| {
+        format!(
+            "spec.size was lowered to {}: a logical volume is not made smaller, this one keeps its {has}",
+            now.spec.size
+        )
+    })
+}
+
 /// The status of what is as it should be.
 pub(super) fn well(id: &str, size: Bytes) -> Status {
     Status {
@@ -303,6 +316,21 @@ mod tests {
         let Act::Tell(status) = decide(&adopts(), P, &Lv::Absent) else { panic!() };
         assert_eq!((status.code, status.volume_id.as_str()), (LOST, "old"));
         assert_eq!(decide(&adopts(), P, &Lv::Unknown("vg".into())), Act::Later("vg".into()));
+    }
+
+    #[test]
+    fn a_size_lowered_by_hand_is_told_and_one_taken_back_is_not() {
+        let with = |size: u64| {
+            let mut object = settled();
+            object.spec.size = Quantity::of(size);
+            object
+        };
+        let told = lowered(&with(GIB), &with(GIB / 2)).unwrap();
+        assert!(told.contains("lowered to 512Mi") && told.contains("keeps its 1Gi"), "{told}");
+        assert_eq!(lowered(&with(100 * GIB), &with(GIB)), None);
+        assert_eq!(lowered(&with(GIB / 2), &with(GIB / 2)), None);
+        assert_eq!(lowered(&with(GIB / 4), &with(GIB / 2)), None);
+        assert_eq!(lowered(&object(), &object()), None);
     }
 
     #[test]

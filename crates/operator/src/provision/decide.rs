@@ -222,11 +222,7 @@ fn place(view: &View<'_>, class: &StorageClass, parameters: &Parameters, size: u
     if view.nodes.offers(node, parameters) {
         return Ok(node.to_owned());
     }
-    let mut what = format!("device class {}", spelled(&parameters.device_class));
-    if !parameters.option_class.is_empty() {
-        what += &format!(" with lvcreate-option-class {:?}", parameters.option_class);
-    }
-    Err(Act::Reschedule(format!("node {node} does not offer {what}")))
+    Err(Act::Reschedule(format!("node {node} does not offer device class {}", spelled(parameters))))
 }
 
 /// The node that the scheduler has chosen.

@@ -33,7 +33,7 @@ impl Nodes<'_> {
         if rooms.is_empty() {
             return Err(format!(
                 "no node that may have the volume offers device class {}",
-                spelled(&parameters.device_class)
+                spelled(parameters)
             ));
         }
         // Of several with as much room the first by name.
@@ -43,10 +43,7 @@ impl Nodes<'_> {
             .max_by_key(|(room, name)| (*room, std::cmp::Reverse(*name)));
         match best {
             Some((_, name)) => Ok((*name).to_owned()),
-            None => Err(format!(
-                "no node has room for {size} bytes of device class {}",
-                spelled(&parameters.device_class)
-            )),
+            None => Err(format!("no node has room for {size} bytes of device class {}", spelled(parameters))),
         }
     }
 
@@ -92,9 +89,16 @@ pub(super) fn is_allowed(class: &StorageClass, topology_key: &str, node: &str) -
         })
 }
 
-/// A device class for people.
-pub(super) fn spelled(class: &str) -> String {
-    if class.is_empty() { "that is the default".to_owned() } else { format!("{class:?}") }
+/// A device class for people, and the options with which it is wanted.
+pub(super) fn spelled(parameters: &Parameters) -> String {
+    let Parameters { device_class, option_class, .. } = parameters;
+    let class =
+        if device_class.is_empty() { "that is the default".to_owned() } else { format!("{device_class:?}") };
+    if option_class.is_empty() {
+        class
+    } else {
+        format!("{class} with lvcreate-option-class {option_class:?}")
+    }
 }
 
 #[cfg(test)]
@@ -156,6 +160,9 @@ mod tests {
         assert!(all.roomiest(&zone, &parameters, 5).is_err());
         let other = Parameters { device_class: "hdd".into(), ..Parameters::default() };
         assert!(all.roomiest(&class(json!([])), &other, 5).unwrap_err().contains("\"hdd\""));
+        let options = Parameters { option_class: "raid9".into(), ..Parameters::default() };
+        let told = all.roomiest(&class(json!([])), &options, 5).unwrap_err();
+        assert!(told.contains("that is the default with lvcreate-option-class \"raid9\""), "{told}");
         assert!(all.offers("a", &parameters) && !all.offers("a", &other) && !all.offers("x", &parameters));
     }
 
