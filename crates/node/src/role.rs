@@ -20,7 +20,7 @@ use crate::metrics::Metrics;
 use crate::registration::Plugin;
 use crate::report::Report;
 use crate::telemetry::Telemetry;
-use crate::volumes::Volumes;
+use crate::volumes::{LongWorks, Volumes};
 use crate::watched::{driver_known, own_volumes};
 
 /// This node's part.
@@ -64,6 +64,7 @@ impl Role {
             events: Events::new(connection.client.clone(), &format!("{}-node", personality.driver()), &node),
             host: Arc::clone(&host),
             locks: Arc::clone(&locks),
+            long: LongWorks::default(),
         });
         let work = volumes.work();
         let report = Report {

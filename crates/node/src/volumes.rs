@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use lvms_api::logical_volume::{REMOVAL_FAILED, Status};
-use lvms_api::names::{ADOPTS, CLAIM, CREATED_BY, UNUSED, VOLUME_MODE};
+use lvms_api::names::{ADOPTS, CLAIM, CREATED_BY, UNUSED};
 use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
@@ -19,8 +19,9 @@ use lvms_csi::volumes::Source;
 use lvms_csi::{Error, Kind};
 use lvms_host::plan::volume::is_half_made;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
-use self::decide::{Act, Lv, Making, decide};
+use self::decide::{Act, Lv, Making, decide, is_for_block};
 use crate::host_volumes::{HostVolumes, New, Present};
 use crate::known::{find_any, has, left_for, unknown};
 
@@ -29,6 +30,12 @@ const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Du
 
 /// So many objects are worked on at once; LVM itself does one change per volume group.
 const AT_ONCE: usize = 16;
+
+/// So many of them may be at what can take hours, or wait for it; the others are for what is done at once.
+const LONG_AT_ONCE: usize = AT_ONCE / 2;
+
+/// Whoever finds so many at long works comes again after this.
+const COMES_AGAIN: Duration = Duration::from_millis(500);
 
 /// How long a publication of the same volume is waited for.
 const TURN: Duration = Duration::from_secs(60);
@@ -49,6 +56,17 @@ pub struct Volumes {
     pub host: Arc<HostVolumes>,
     /// Shared with who publishes.
     pub locks: Arc<Locks>,
+    /// Places for what can take long.
+    pub long: LongWorks,
+}
+
+/// Places for what can take long.
+pub struct LongWorks(Semaphore);
+
+impl Default for LongWorks {
+    fn default() -> LongWorks {
+        LongWorks(Semaphore::new(LONG_AT_ONCE))
+    }
 }
 
 /// Why an object was not done with.
@@ -151,6 +169,8 @@ impl Volumes {
         }
         let act = decide(object, self.personality, &lv);
         tracing::debug!(volume = object.name(), ?lv, ?act, "looked at");
+        let place = act.may_be_long(object).then(|| self.long.0.try_acquire());
+        let Ok(_place) = place.transpose() else { return Ok(Outcome::After(COMES_AGAIN)) };
         match act {
             Act::Nothing => Ok(Outcome::Done),
             Act::Mark => {
@@ -292,8 +312,7 @@ impl Volumes {
             options: object.spec.lvcreate_option_class.clone(),
             size,
             limit: None,
-            // Who does not say gets zeros: it may become a block device.
-            block: object.annotation(VOLUME_MODE) != Some("Filesystem"),
+            block: is_for_block(object),
             source,
         };
         self.alone(&locked, async move { host.make(new, None).await }).await

@@ -1,7 +1,7 @@
 //! What a LogicalVolume and its LV ask for next. Decides, and does nothing.
 
 use lvms_api::logical_volume::{READ_ONLY, READ_WRITE, Status};
-use lvms_api::names::{ADOPTS, ORPHANED, UNUSED};
+use lvms_api::names::{ADOPTS, ORPHANED, UNUSED, VOLUME_MODE};
 use lvms_api::{LogicalVolume, Personality, Quantity};
 use lvms_csi::Error;
 use lvms_host::units::Bytes;
@@ -49,6 +49,31 @@ pub(super) enum Act {
     Refuse(Error),
     /// Look again later, and say why.
     Later(String),
+}
+
+impl Act {
+    /// Whether it may take as long as its volume is large: bytes are copied, or zeros written.
+    pub(super) fn may_be_long(&self, object: &LogicalVolume) -> bool {
+        match self {
+            Act::Make(Making::Copy(..)) => true,
+            Act::Make(Making::Volume(_)) | Act::Grow(_) => is_for_block(object),
+            Act::Make(Making::Snapshot(_))
+            | Act::Nothing
+            | Act::Mark
+            | Act::Remove
+            | Act::LetGo
+            | Act::Vouch
+            | Act::Retain
+            | Act::Tell(_)
+            | Act::Refuse(_)
+            | Act::Later(_) => false,
+        }
+    }
+}
+
+/// Whether the LV of an object is zeroed. Who does not say gets zeros: it may become a block device.
+pub(super) fn is_for_block(object: &LogicalVolume) -> bool {
+    object.annotation(VOLUME_MODE) != Some("Filesystem")
 }
 
 /// How an LV is made.
@@ -256,6 +281,23 @@ mod tests {
         assert_eq!(with("rw"), Act::Make(Making::Copy(Bytes(GIB), "pvc-0".into())));
         assert_eq!(with("ro"), Act::Make(Making::Snapshot("pvc-0".into())));
         assert!(matches!(with("rx"), Act::Refuse(error) if error.message.contains("spec.accessType")));
+    }
+
+    #[test]
+    fn copies_and_zeros_may_be_long() {
+        let mut filesystem = object();
+        filesystem.metadata.annotations = Some([(VOLUME_MODE.to_owned(), "Filesystem".to_owned())].into());
+        let size = Bytes(GIB);
+        for (act, of_block, of_filesystem) in [
+            (Act::Make(Making::Volume(size)), true, false),
+            (Act::Grow(size), true, false),
+            (Act::Make(Making::Copy(size, "x".into())), true, true),
+            (Act::Make(Making::Snapshot("x".into())), false, false),
+            (Act::Remove, false, false),
+        ] {
+            assert_eq!(act.may_be_long(&object()), of_block, "{act:?}");
+            assert_eq!(act.may_be_long(&filesystem), of_filesystem, "{act:?}");
+        }
     }
 
     #[test]
