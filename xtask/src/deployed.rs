@@ -51,6 +51,9 @@ lvcreate-option-classes:
 - {name: raid1, options: [--type=raid1]}
 ";
 
+/// Where nodes have it.
+pub(crate) const CONFIGURATION_FILE: &str = "/etc/topolvm/lvmd.yaml";
+
 /// What nodes need: the image with the program alone.
 pub(crate) fn node_files(run: &Path) -> Result<Vec<NodeFile>> {
     node_files_of(run, &workspace::build_static("lvms")?)
@@ -192,7 +195,7 @@ fn prepare(cluster: &Cluster, guest: &Guest) -> Result<()> {
     }
     guest.put("/run/partitions", 0o644, partitions)?;
     guest.command(["mkdir", "-p", "/etc/topolvm"]).run()?;
-    guest.put("/etc/topolvm/lvmd.yaml", 0o644, CONFIGURATION)?;
+    guest.put(CONFIGURATION_FILE, 0o644, CONFIGURATION)?;
     let script = format!(
         "disk=$(readlink -f {disk})
          sfdisk --quiet \"$disk\" < /run/partitions

@@ -4,13 +4,18 @@ use anyhow::{Context, Result, ensure};
 
 use super::LVMS;
 use crate::cluster::Cluster;
-use crate::deployed::{self, CONTROLLER_SOCKET, NODE_SOCKET};
+use crate::deployed::{self, CONFIGURATION, CONFIGURATION_FILE, CONTROLLER_SOCKET, NODE_SOCKET};
 use crate::suites::cluster::Case;
 use crate::suites::sanity::{Target, sanity};
 use crate::suites::stage::{on_a_stage, returning_all_space};
 
 pub(super) const CASES: &[Case] = &[
     ("one_process_serves_a_whole_cluster", one_process_serves_a_whole_cluster),
+    ("a_wrong_configuration_at_the_start_is_lived_with", a_wrong_configuration_at_the_start_is_lived_with),
+    (
+        "a_volume_that_cannot_be_removed_is_told_of_and_lived_with",
+        a_volume_that_cannot_be_removed_is_told_of_and_lived_with,
+    ),
     (
         "t39_csi_sanity_passes_on_thick_volumes_of_a_cluster",
         t39_csi_sanity_passes_on_thick_volumes_of_a_cluster,
@@ -36,6 +41,71 @@ fn one_process_serves_a_whole_cluster(cluster: &Cluster) -> Result<()> {
         })?;
         ensure!(stage.run_in("user", "sha256sum /data/now")? == written, "the file has changed");
         Ok(())
+    })
+}
+
+/// Kills the pod of lvms, and waits for the next.
+fn restart(cluster: &Cluster) -> Result<()> {
+    let node = cluster.nodes().first().context("a node")?;
+    let pod = deployed::pod_on(cluster, node)?;
+    let namespace = ["--namespace", deployed::NAMESPACE];
+    cluster.kubectl(namespace.iter().chain(&["delete", "pod", &pod, "--force", "--grace-period=0"]))?;
+    cluster.wait_for("a new pod of lvms", || Ok(deployed::pod_on(cluster, node)? != pod))?;
+    super::await_ready(cluster, &deployed::pod_on(cluster, node)?)
+}
+
+fn a_wrong_configuration_at_the_start_is_lived_with(cluster: &Cluster) -> Result<()> {
+    let node = cluster.nodes().first().context("a node")?;
+    on_a_stage(cluster, &LVMS, "wrong-configuration", "", |stage| {
+        stage.claim("data", "thick", "1Gi")?;
+        stage.start_pod("user", "data", None)?;
+        let written = stage.run_in("user", "date > /data/now; sync; sha256sum /data/now")?;
+        node.guest.put(CONFIGURATION_FILE, 0o644, "device-classes: nonsense")?;
+        let lived = restart(cluster).and_then(|()| {
+            // What was published is hidden, what is there is not lost, and people are told.
+            stage.remove_pod("user")?;
+            cluster.wait_for("the node to tell what is wrong", || {
+                let told = cluster.get(["--namespace", deployed::NAMESPACE, "lvmnode", &node.name])?;
+                let why = told["status"]["conditions"][0]["message"].as_str().unwrap_or_default();
+                Ok(told["status"]["state"] == "Failed" && why.contains("lvmd.yaml"))
+            })?;
+            let volume = stage.get("pvc", "data")?["spec"]["volumeName"].clone();
+            let volume = cluster.get(["logicalvolume", volume.as_str().context("a volume")?])?;
+            ensure!(volume["status"]["code"].is_null(), "it counts as lost: {}", volume["status"]);
+            Ok(())
+        });
+        node.guest.put(CONFIGURATION_FILE, 0o644, CONFIGURATION)?;
+        lived?;
+        stage.start_pod("again", "data", None)?;
+        ensure!(stage.run_in("again", "sha256sum /data/now")? == written, "the file has changed");
+        Ok(())
+    })
+}
+
+fn a_volume_that_cannot_be_removed_is_told_of_and_lived_with(cluster: &Cluster) -> Result<()> {
+    let guest = &cluster.nodes().first().context("a node")?.guest;
+    on_a_stage(cluster, &LVMS, "not-removed", "", |stage| {
+        stage.claim("data", "immediate", "1Gi")?;
+        cluster.wait_for("the claim to be bound", || {
+            Ok(stage.get("pvc", "data")?["status"]["phase"] == "Bound")
+        })?;
+        let volume = stage.get("pvc", "data")?["spec"]["volumeName"].as_str().context("a volume")?.to_owned();
+        let handle = cluster.get(["pv", &volume])?["spec"]["csi"]["volumeHandle"].clone();
+        let device = format!("/dev/thick1/{}", handle.as_str().context("a handle")?);
+        // Somebody on the node has its device open.
+        let hold = format!("setsid sleep 100000 <{device} >/dev/null 2>&1 & echo $!");
+        let holder = guest.script(&hold).run()?.text();
+        let told = stage.kubectl(&["delete", "pvc", "data", "--wait=false"]).and_then(|_| {
+            cluster.wait_for("people to be told why the volume stays", || {
+                let about = format!("involvedObject.name={volume},reason=VolumeFailedDelete");
+                let events = cluster.get(["events", "--namespace=default", "--field-selector", &about])?;
+                let why = events["items"][0]["message"].as_str().context("no event yet")?;
+                ensure!(why.contains("in use"), "people are told {why}");
+                Ok(true)
+            })
+        });
+        guest.script(&format!("kill {}", holder.trim())).run()?;
+        told
     })
 }
 
