@@ -214,6 +214,7 @@ mod tests {
     fn only_what_was_said_of_its_removal_is_a_failure_of_that() {
         let read = |deleted: bool, message: &str| {
             let object = serde_json::json!({
+                "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
                 "metadata": {"name": "x", "deletionTimestamp": deleted.then_some("2026-01-01T00:00:00Z")},
                 "spec": {"name": "x", "nodeName": "n1", "size": 1},
                 "status": {"volumeID": "u", "code": 9, "message": message},

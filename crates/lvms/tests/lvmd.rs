@@ -308,6 +308,7 @@ fn the_socket_of_lvmd_is_roots_and_neither_stolen_nor_left(lab: &Lab) -> Result 
     client.next(&mut watched)?;
     run("kill", ["-TERM", &driver.running.process.id().to_string()])?;
     assert!(client.next(&mut watched).is_err());
+    drop((watched, client));
     assert!(driver.running.process.wait()?.success());
     assert!(!socket.exists());
     Ok(())
