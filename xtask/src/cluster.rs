@@ -15,12 +15,13 @@ pub(crate) mod programs;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 pub(crate) use certificates::{Authority, base64};
+pub(crate) use control_plane::Part;
 pub(crate) use node::Node;
 
 use crate::cluster::control_plane::ControlPlane;
@@ -56,7 +57,7 @@ pub(crate) struct Cluster {
     programs: Programs,
     authority: Authority,
     nodes: Vec<Node>,
-    _control_plane: ControlPlane,
+    control_plane: Mutex<ControlPlane>,
 }
 
 /// The administrator's way in, in the run's directory.
@@ -96,7 +97,12 @@ impl Cluster {
                 joins.into_iter().map(|join| join.join().map_err(|_| anyhow::anyhow!("a node panicked"))?);
             nodes.collect::<Result<Vec<_>>>()
         })?;
-        let cluster = Cluster { programs: programs.clone(), authority, nodes, _control_plane: control_plane };
+        let cluster = Cluster {
+            programs: programs.clone(),
+            authority,
+            nodes,
+            control_plane: Mutex::new(control_plane),
+        };
         step.note("waiting for nodes to be Ready");
         cluster.await_nodes().inspect_err(|_| cluster.collect_logs())?;
         step.done();
@@ -111,6 +117,22 @@ impl Cluster {
     /// Who signs its certificates.
     pub(crate) fn authority(&self) -> &Authority {
         &self.authority
+    }
+
+    /// Kills a program of the control plane.
+    pub(crate) fn kill(&self, part: Part) -> Result<()> {
+        self.control_plane().kill(part)
+    }
+
+    /// Starts it again, and returns when the API server is ready.
+    pub(crate) fn start_again(&self, part: Part) -> Result<()> {
+        let mut plane = self.control_plane();
+        plane.start_again(part)?;
+        plane.await_apiserver(&self.programs)
+    }
+
+    fn control_plane(&self) -> MutexGuard<'_, ControlPlane> {
+        self.control_plane.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs kubectl and returns what it printed.

@@ -54,7 +54,7 @@ lvcreate-option-classes:
 /// Where nodes have it.
 pub(crate) const CONFIGURATION_FILE: &str = "/etc/topolvm/lvmd.yaml";
 
-/// What nodes need: the image with the program alone.
+/// What nodes need: the image with the program alone, and what calls it as a kubelet does.
 pub(crate) fn node_files(run: &Path) -> Result<Vec<NodeFile>> {
     node_files_of(run, &workspace::build_static("lvms")?)
 }
@@ -66,7 +66,10 @@ pub(crate) fn node_files_of(run: &Path, program: &Path) -> Result<Vec<NodeFile>>
     images::write(&path, &[image])?;
     fs::copy(program, run.join("lvms"))?;
     fs::write(run.join("definitions.yaml"), process::run(std::process::Command::new(program).arg("crd"))?)?;
-    Ok(vec![(format!("images/{IMAGES}"), path)])
+    Ok(vec![
+        (format!("images/{IMAGES}"), path),
+        ("bin/lab-csi".to_owned(), workspace::build_static("lab-csi")?),
+    ])
 }
 
 /// How it is run.

@@ -1,4 +1,5 @@
-//! etcd, kube-apiserver, kube-controller-manager and kube-scheduler, on this machine.
+//! etcd, kube-apiserver, kube-controller-manager and kube-scheduler, on this machine. Each can be killed and started
+//! again.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -16,11 +17,39 @@ use crate::process;
 /// Services have addresses in this range; the first is the API server's.
 pub(super) const SERVICES: &str = "10.96.0.0/16";
 
+/// A program of the control plane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Etcd,
+    ApiServer,
+    ControllerManager,
+    Scheduler,
+}
+
+impl Part {
+    /// What it is called, and its log.
+    fn name(self) -> &'static str {
+        match self {
+            Part::Etcd => "etcd",
+            Part::ApiServer => "kube-apiserver",
+            Part::ControllerManager => "kube-controller-manager",
+            Part::Scheduler => "kube-scheduler",
+        }
+    }
+}
+
+/// One of the programs, and its process while it runs.
+struct Program {
+    part: Part,
+    command: Command,
+    process: Option<Child>,
+}
+
 /// The running programs; killed when dropped.
 pub(super) struct ControlPlane {
     /// Where the API server is.
     pub(super) address: Ipv4Addr,
-    programs: Vec<(String, Child)>,
+    programs: Vec<Program>,
 }
 
 impl ControlPlane {
@@ -38,7 +67,7 @@ impl ControlPlane {
         let etcd = "--data-dir=etcd --unsafe-no-fsync --log-level=warn \
                     --listen-client-urls=http://127.0.0.1:2379 --advertise-client-urls=http://127.0.0.1:2379 \
                     --listen-peer-urls=http://127.0.0.1:2380";
-        plane.spawn(&mut Command::new(programs.etcd.join("server")), "etcd", etcd, "")?;
+        plane.add(Part::Etcd, Command::new(programs.etcd.join("server")), etcd, "")?;
         let mut apiserver = format!(
             "--etcd-servers=http://127.0.0.1:2379 --advertise-address={address} --secure-port=6443 \
              --cert-dir=pki --tls-cert-file=pki/apiserver.crt --tls-private-key-file=pki/apiserver.key \
@@ -57,8 +86,8 @@ impl ControlPlane {
             )?;
             apiserver += " --audit-policy-file=audit-policy.json --audit-log-path=audit.log";
         }
-        let program = |name: &str| Command::new(programs.kubernetes.join(name));
-        plane.spawn(&mut program("kube-apiserver"), "kube-apiserver", &apiserver, &gates)?;
+        let program = |part: Part| Command::new(programs.kubernetes.join(part.name()));
+        plane.add(Part::ApiServer, program(Part::ApiServer), &apiserver, &gates)?;
         plane.await_apiserver(programs)?;
         // The usual rate limits would make them, and not a driver, what a benchmark measures.
         let client = "--leader-elect=false --kube-api-qps=500 --kube-api-burst=1000 --bind-address=127.0.0.1";
@@ -67,34 +96,59 @@ impl ControlPlane {
              --service-account-private-key-file=pki/tokens.key --root-ca-file=pki/ca.crt \
              --node-monitor-grace-period=120s"
         );
-        plane.spawn(&mut program("kube-controller-manager"), "kube-controller-manager", &manager, &gates)?;
+        plane.add(Part::ControllerManager, program(Part::ControllerManager), &manager, &gates)?;
         let scheduler = format!("{client} --kubeconfig=pki/scheduler.kubeconfig");
-        plane.spawn(&mut program("kube-scheduler"), "kube-scheduler", &scheduler, &gates)?;
+        plane.add(Part::Scheduler, program(Part::Scheduler), &scheduler, &gates)?;
         Ok(plane)
     }
 
-    fn spawn(&mut self, command: &mut Command, name: &str, arguments: &str, gates: &str) -> Result<()> {
-        // Appended to: a run may have one cluster after the other.
-        let log = File::options().create(true).append(true).open(format!("{name}.log"))?;
+    fn add(&mut self, part: Part, mut command: Command, arguments: &str, gates: &str) -> Result<()> {
+        // Appended to: a run may have one cluster after the other, and a program may be started again.
+        let log = File::options().create(true).append(true).open(format!("{}.log", part.name()))?;
         command.args(arguments.split_whitespace());
         if !gates.is_empty() {
             command.arg(format!("--feature-gates={gates}"));
         }
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        self.programs.push((name.to_owned(), command.spawn().with_context(|| name.to_owned())?));
+        self.programs.push(Program { part, command, process: None });
+        self.start_again(part)
+    }
+
+    fn program(&mut self, part: Part) -> Result<&mut Program> {
+        let found = self.programs.iter_mut().find(|program| program.part == part);
+        found.with_context(|| format!("there is no {}", part.name()))
+    }
+
+    /// Kills a program, if it runs.
+    pub(super) fn kill(&mut self, part: Part) -> Result<()> {
+        if let Some(mut process) = self.program(part)?.process.take() {
+            process.kill()?;
+            process.wait()?;
+        }
         Ok(())
     }
 
-    fn await_apiserver(&mut self, programs: &Programs) -> Result<()> {
+    /// Starts a program that does not run.
+    pub(super) fn start_again(&mut self, part: Part) -> Result<()> {
+        let program = self.program(part)?;
+        if program.process.is_none() {
+            program.process = Some(program.command.spawn().with_context(|| part.name())?);
+        }
+        Ok(())
+    }
+
+    /// Waits until the API server answers.
+    pub(super) fn await_apiserver(&mut self, programs: &Programs) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(180);
         loop {
             if process::run(kubectl(programs).args(["get", "--raw", "/readyz"])).is_ok() {
                 return Ok(());
             }
-            for program in &mut self.programs {
-                if let Some(status) = program.1.try_wait()? {
-                    let log = fs::read_to_string(format!("{}.log", program.0)).unwrap_or_default();
-                    bail!("{} ended with {status}: {}", program.0, process::last_lines(&log, 8));
+            for Program { part, process, .. } in &mut self.programs {
+                let ended = process.as_mut().map(Child::try_wait).transpose()?.flatten();
+                if let Some(status) = ended {
+                    let log = fs::read_to_string(format!("{}.log", part.name())).unwrap_or_default();
+                    bail!("{} ended with {status}: {}", part.name(), process::last_lines(&log, 8));
                 }
             }
             if Instant::now() > deadline {
@@ -108,9 +162,9 @@ impl ControlPlane {
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        for (_, program) in self.programs.iter_mut().rev() {
-            let _ = program.kill();
-            let _ = program.wait();
+        for process in self.programs.iter_mut().rev().filter_map(|program| program.process.as_mut()) {
+            let _ = process.kill();
+            let _ = process.wait();
         }
         let _ = fs::remove_dir_all("etcd");
     }

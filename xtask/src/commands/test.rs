@@ -27,6 +27,9 @@ pub(crate) struct Options {
     /// Run also the tests that take long and show once more what others show.
     #[arg(long)]
     all: bool,
+    /// Let what takes minutes by its nature take more of them: the API server is away for ten.
+    #[arg(long)]
+    long: bool,
     /// The version of Kubernetes.
     #[arg(long, value_name = "VERSION", default_value_t)]
     kubernetes: Version,
@@ -170,7 +173,8 @@ fn conclude(results: &Results, filter: &str) -> Result<ExitCode> {
 pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
     let prepared = Prepared::load()?;
     let filter = options.filter.as_deref().unwrap_or_default();
-    let choice = Choice::new(filter, options.all, &prepared.claims);
+    let mut choice = Choice::new(filter, options.all, &prepared.claims);
+    choice.long = options.long;
     let started = Lab::start(&prepared)?;
     let run = |suite: Suite, results: &mut Results| -> Result<()> {
         match suite {

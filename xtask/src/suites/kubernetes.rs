@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod definitions;
+mod outage;
 mod protection;
 mod scenarios;
 mod single;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 
-use super::cluster::{Case, InOneCluster};
+use super::cluster::{Case, InOneCluster, names};
 use super::stage::{Product, on_a_stage};
 use super::{Choice, Results, Suite};
 use crate::cache::Cache;
@@ -37,13 +38,17 @@ const CASES: &[Case] = &[
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    all().iter().chain(&single()).map(|(name, _)| (*name).to_owned()).collect()
+    names(&all(false)).chain(names(&single())).collect()
 }
 
-fn all() -> Vec<Case> {
-    [CASES, protection::CASES, bad_input::CASES, definitions::CASES, &scenarios::of_three_nodes()].concat()
+/// What is done in a cluster with three nodes. What takes minutes by its nature takes more of them if it may be `long`.
+fn all(long: bool) -> Vec<Case> {
+    let outage = if long { outage::LONG } else { outage::SHORT };
+    let scenarios = scenarios::of_three_nodes();
+    [CASES, protection::CASES, bad_input::CASES, definitions::CASES, &scenarios, outage].concat()
 }
 
+/// What is done in a cluster with one.
 fn single() -> Vec<Case> {
     [single::CASES, &scenarios::of_one_node(), definitions::LAST].concat()
 }
@@ -59,7 +64,7 @@ pub(crate) fn run(
     results: &mut Results,
 ) -> Result<()> {
     let images = [deployed::IMAGES, peers::IMAGES[0]].map(str::to_owned).to_vec();
-    let (roles, single) = (all(), single());
+    let (roles, single) = (all(choice.long), single());
     for (part, nodes, shape, cases) in
         [("roles", 3, Shape::Roles, &roles), ("single-node", 1, Shape::SingleNode, &single)]
     {
