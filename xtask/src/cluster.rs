@@ -119,6 +119,12 @@ impl Cluster {
         &self.authority
     }
 
+    /// A way in for a user.
+    pub(crate) fn kubeconfig(&self, user: &str, groups: &[&str]) -> Result<String> {
+        let address = self.control_plane().address;
+        self.authority.kubeconfig(address, user, groups)
+    }
+
     /// Kills a program of the control plane.
     pub(crate) fn kill(&self, part: Part) -> Result<()> {
         self.control_plane().kill(part)

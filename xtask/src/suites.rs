@@ -9,6 +9,7 @@
 //! - [`kubernetes`]: lvms in a Kubernetes with three nodes.
 //! - [`topolvm`]: TopoLVM in a Kubernetes with one node.
 
+mod books;
 mod choice;
 pub(crate) mod cluster;
 pub(crate) mod host;

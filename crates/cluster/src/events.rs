@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -140,7 +139,7 @@ impl Speaker {
             memory.count = memory.count.saturating_add(1);
             memory.when = Instant::now();
             let change = json!({ "count": memory.count, "lastTimestamp": now });
-            match api.patch(&memory.name, &PatchParams::default(), &Patch::Merge(change)).await {
+            match write::merge(&api, &memory.name, change).await {
                 Ok(_) => return Ok(()),
                 Err(error) if is_not_found(&error) => {}
                 Err(error) => return Err(error),

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::api::PostParams;
 use kube::{Api, Client};
+use serde_json::json;
 use tokio::time::{Instant, timeout};
 
 use crate::store::chain;
-use crate::write::{is_conflict, is_not_found};
+use crate::write::{self, Created, is_conflict, is_not_found};
 
 /// How long a lease lasts, and how it is kept.
 #[derive(Debug, Clone, Copy)]
@@ -143,9 +143,13 @@ impl Candidate {
             Ok(present) => present,
             Err(error) if is_not_found(&error) => {
                 let lease = Lease { metadata: self.metadata(), spec: Some(self.held(None)) };
-                let created = self.api.create(&PostParams::default(), &lease).await?;
-                self.see(&created);
-                return Ok(true);
+                return match write::create(&self.api, &json!(lease)).await? {
+                    Created::Now(created) => {
+                        self.see(&created);
+                        Ok(true)
+                    }
+                    Created::AlreadyThere => Ok(false),
+                };
             }
             Err(error) => return Err(error),
         };
@@ -157,7 +161,7 @@ impl Candidate {
                 let mut lease = present;
                 lease.spec = Some(self.held(lease.spec.as_ref()));
                 // The version in it makes this fail if somebody else was quicker.
-                let written = self.api.replace(&self.name, &PostParams::default(), &lease).await?;
+                let written = write::replace(&self.api, &self.name, &lease).await?;
                 self.see(&written);
                 Ok(true)
             }
@@ -201,7 +205,7 @@ impl Candidate {
             }
             spec.holder_identity = Some(String::new());
             spec.lease_duration_seconds = Some(1);
-            self.api.replace(&self.name, &PostParams::default(), &lease).await.map(|_| ())
+            write::replace(&self.api, &self.name, &lease).await.map(drop)
         };
         match timeout(self.timing.retry, released).await {
             Ok(Ok(())) => tracing::info!(lease = self.name, "the lease is given up"),

@@ -6,9 +6,11 @@
 //! - [`work`]: names of what has to be looked at, each by one at a time, again after a while if it failed.
 //! - [`lease`]: who of several is the leader.
 //! - [`events`]: what people see in `kubectl describe`.
-//! - [`write`]: creating, changing and deleting, guarded against what others did meanwhile.
+//! - [`write`]: creating, changing and deleting, guarded against what others did meanwhile, with points at which a build
+//!   for tests ends itself (`crash`).
 
 pub mod connection;
+mod crash;
 pub mod events;
 pub mod lease;
 pub mod slim;

@@ -1,12 +1,17 @@
-//! Creating, changing and deleting, guarded against what others did meanwhile.
+//! Creating, changing and deleting, guarded against what others did meanwhile: the one place from which the cluster is
+//! changed.
 
+use std::fmt::Debug;
+use std::panic::Location;
 use std::time::Duration;
 
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Error, Resource};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::crash;
 use crate::work::Outcome;
 
 /// Whether something was made now.
@@ -54,55 +59,114 @@ pub fn passes(error: &Error) -> Option<Outcome> {
     is_unreachable(error).then_some(Outcome::After(Duration::from_secs(3)))
 }
 
+/// What is written, by whom: every write of ours is one of these.
+struct Write {
+    verb: &'static str,
+    kind: String,
+    site: &'static Location<'static>,
+}
+
+impl Write {
+    #[track_caller]
+    fn new<K: Resource>(verb: &'static str, api: &Api<K>) -> Write {
+        let kind = api.resource_url().rsplit('/').next().unwrap_or_default().to_owned();
+        Write { verb, kind, site: Location::caller() }
+    }
+
+    /// Lets it happen.
+    async fn send<T>(self, request: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let _turn: crash::Turn = crash::turn().await;
+        crash::point("before", self.verb, &self.kind, self.site);
+        let answer = request.await;
+        crash::point("after", self.verb, &self.kind, self.site);
+        answer
+    }
+}
+
 /// Makes an object from all that it shall have.
-pub async fn create<K>(api: &Api<K>, object: &Value) -> Result<Created<K>, Error>
+#[track_caller]
+pub fn create<K>(api: &Api<K>, object: &Value) -> impl Future<Output = Result<Created<K>, Error>>
 where
-    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+    K: Resource + Clone + DeserializeOwned + Debug,
 {
-    let body = serde_json::to_vec(object).map_err(Error::SerdeError)?;
-    let request = kube::core::Request::new(api.resource_url())
-        .create(&PostParams::default(), body)
-        .map_err(Error::BuildRequest)?;
-    match api.clone().into_client().request(request).await {
-        Ok(created) => Ok(Created::Now(created)),
-        Err(error) if is_conflict(&error) => Ok(Created::AlreadyThere),
-        Err(error) => Err(error),
+    let write = Write::new("create", api);
+    async move {
+        let body = serde_json::to_vec(object).map_err(Error::SerdeError)?;
+        let request = kube::core::Request::new(api.resource_url())
+            .create(&PostParams::default(), body)
+            .map_err(Error::BuildRequest)?;
+        match write.send(api.clone().into_client().request(request)).await {
+            Ok(created) => Ok(Created::Now(created)),
+            Err(error) if is_conflict(&error) => Ok(Created::AlreadyThere),
+            Err(error) => Err(error),
+        }
     }
 }
 
 /// Deletes an object, if it is still the one that is meant. One that is gone is deleted already. Returns what stays of
 /// it until its finalizers are gone.
-pub async fn delete<K>(api: &Api<K>, name: &str, uid: &str) -> Result<Option<K>, Error>
+#[track_caller]
+pub fn delete<K>(api: &Api<K>, name: &str, uid: &str) -> impl Future<Output = Result<Option<K>, Error>>
 where
-    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+    K: Resource + Clone + DeserializeOwned + Debug,
 {
-    let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-    let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-    match api.delete(name, &parameters).await {
-        Ok(answer) => Ok(answer.left().filter(|object| object.meta().deletion_timestamp.is_some())),
-        // Gone, or another one by now.
-        Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(None),
-        Err(error) => Err(error),
+    let write = Write::new("delete", api);
+    async move {
+        let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        match write.send(api.delete(name, &parameters)).await {
+            Ok(answer) => Ok(answer.left().filter(|object| object.meta().deletion_timestamp.is_some())),
+            // Gone, or another one by now.
+            Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 
 /// Changes an object if it is still as it was seen. Fails with a conflict if it is not.
-pub async fn change<K>(api: &Api<K>, seen: &K, change: Value) -> Result<K, Error>
+#[track_caller]
+pub fn change<K>(api: &Api<K>, seen: &K, change: Value) -> impl Future<Output = Result<K, Error>>
 where
-    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+    K: Resource + Clone + DeserializeOwned + Debug,
 {
     let name = seen.meta().name.clone().unwrap_or_default();
-    api.patch(&name, &PatchParams::default(), &Patch::Merge(guarded(seen, change))).await
+    merge_as(Write::new("change", api), api, name, guarded(seen, change))
 }
 
-/// Changes the status of an object if the object is still as it was seen.
-pub async fn change_status<K>(api: &Api<K>, seen: &K, status: Value) -> Result<K, Error>
+/// Changes an object, whatever it is by now; a change that names a version or a uid fails if it is another.
+#[track_caller]
+pub fn merge<K>(api: &Api<K>, name: &str, change: Value) -> impl Future<Output = Result<K, Error>>
 where
-    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+    K: Resource + Clone + DeserializeOwned + Debug,
 {
-    let name = seen.meta().name.clone().unwrap_or_default();
-    let patch = Patch::Merge(guarded(seen, json!({ "status": status })));
-    api.patch_status(&name, &PatchParams::default(), &patch).await
+    merge_as(Write::new("merge", api), api, name.to_owned(), change)
+}
+
+async fn merge_as<K>(write: Write, api: &Api<K>, name: String, change: Value) -> Result<K, Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    write.send(api.patch(&name, &PatchParams::default(), &Patch::Merge(change))).await
+}
+
+/// Changes the status of an object, whatever it is by now; a change that names a version or a uid fails if it is another.
+#[track_caller]
+pub fn merge_status<K>(api: &Api<K>, name: &str, change: Value) -> impl Future<Output = Result<K, Error>>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let write = Write::new("merge-status", api);
+    async move { write.send(api.patch_status(name, &PatchParams::default(), &Patch::Merge(change))).await }
+}
+
+/// Puts an object in the place of the version that it was made from.
+#[track_caller]
+pub fn replace<K>(api: &Api<K>, name: &str, object: &K) -> impl Future<Output = Result<K, Error>>
+where
+    K: Resource + Clone + DeserializeOwned + Serialize + Debug,
+{
+    let write = Write::new("replace", api);
+    async move { write.send(api.replace(name, &PostParams::default(), object)).await }
 }
 
 /// A change that holds for the version that was seen only.
@@ -131,6 +195,9 @@ pub fn finalizers_with<K: Resource>(object: &K, wanted: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
     use super::*;
     use crate::slim::Node;
 
@@ -149,6 +216,42 @@ mod tests {
         assert_eq!([answered(429), answered(500), answered(503)], [seconds(3), seconds(3), seconds(3)]);
         assert_eq!([answered(400), answered(403), answered(422)], [None, None, None]);
         assert_eq!(passes(&Error::ReadEvents(std::io::Error::other("gone"))), seconds(3));
+    }
+
+    /// The code, without tests, of all that talks to a cluster, with its file.
+    fn all_code(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                all_code(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                found.push((path, text.split("#[cfg(test)]").next().unwrap().to_owned()));
+            }
+        }
+    }
+
+    #[test]
+    fn the_cluster_is_changed_from_one_place_only() {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut all = Vec::new();
+        for entry in fs::read_dir(crates).unwrap() {
+            all_code(&entry.unwrap().path().join("src"), &mut all);
+        }
+        // Every write of the client takes one of these, or is a request made by hand.
+        let writes = ["PostParams", "PatchParams", "DeleteParams", "Request::new(", "into_client("];
+        let (here, others): (Vec<_>, Vec<_>) =
+            all.iter().partition(|(path, _)| path.ends_with("cluster/src/write.rs"));
+        assert!(others.len() > 50, "only {} files were read", others.len());
+        for write in writes {
+            assert!(
+                here.iter().any(|(_, code)| code.contains(write)),
+                "the search for {write} finds nothing"
+            );
+            for (path, code) in &others {
+                assert!(!code.contains(write), "{} has {write}", path.display());
+            }
+        }
     }
 
     #[test]

@@ -101,12 +101,13 @@ fn main() -> ExitCode {
 
 /// Log lines go to standard error; `LVMS_LOG` chooses, as in `info,lvms_host=debug`.
 fn log(form: LogForm) {
-    use tracing_subscriber::filter::Targets;
+    use tracing_subscriber::filter::{LevelFilter, Targets};
     use tracing_subscriber::prelude::*;
     let chosen = std::env::var("LVMS_LOG").ok().and_then(|chosen| chosen.parse::<Targets>().ok());
-    // The Kubernetes client writes whole answers into the log that it cannot read.
-    let filter = chosen
-        .unwrap_or_else(|| Targets::new().with_default(Level::INFO).with_target("kube_client", Level::ERROR));
+    // The Kubernetes client writes whole answers into the log that it cannot read, and each failure that we tell of.
+    let filter = chosen.unwrap_or_else(|| {
+        Targets::new().with_default(Level::INFO).with_target("kube_client", LevelFilter::OFF)
+    });
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
     let registry = tracing_subscriber::registry();
     match form {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use lvms_api::lvm_node::{Device, DeviceClass, Devices, OptionClass, Pool, State, Status, VolumeGroup};
 use lvms_api::{LvmNode, Quantity};
@@ -86,12 +85,13 @@ impl Report {
                 return Ok(());
             }
         }
-        let patch = Patch::Merge(json!({ "status": status }));
-        let mut patched = api.patch_status(&self.node, &PatchParams::default(), &patch).await;
+        let change = json!({ "status": status });
+        let tell = || write::merge_status(&api, &self.node, change.clone());
+        let mut patched = tell().await;
         if patched.as_ref().is_err_and(is_not_found) {
             let node = json!(LvmNode::new(&self.node, &self.namespace));
             write::create(&api, &node).await.map_err(|error| chain(&error))?;
-            patched = api.patch_status(&self.node, &PatchParams::default(), &patch).await;
+            patched = tell().await;
         }
         patched.map_err(|error| chain(&error))?;
         *last = Some(status);

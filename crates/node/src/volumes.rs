@@ -5,7 +5,6 @@ mod decide;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use lvms_api::logical_volume::{REMOVAL_FAILED, Status};
 use lvms_api::names::{ADOPTS, CLAIM, CREATED_BY, UNUSED};
@@ -423,9 +422,7 @@ impl Volumes {
         let version =
             now.map_or(object.metadata.resource_version.clone(), |now| now.metadata.resource_version.clone());
         let patch = json!({ "metadata": { "resourceVersion": version }, "status": status });
-        let written =
-            self.api().patch_status(object.name(), &PatchParams::default(), &Patch::Merge(patch)).await?;
-        self.objects.answered(written);
+        self.objects.answered(write::merge_status(&self.api(), object.name(), patch).await?);
         Ok(())
     }
 

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use lvms_api::names::DEFAULT_CLASS;
 use lvms_api::{LvmNode, Personality, Quantity};
@@ -197,9 +196,8 @@ impl Capacity {
         let mut changes: BTreeMap<&str, Option<&str>> =
             present.keys().map(|key| (key.as_str(), None)).collect();
         changes.extend(wanted.iter().map(|(key, value)| (key.as_str(), Some(value.as_str()))));
-        let patch = Patch::Merge(json!({ "metadata": { "annotations": changes } }));
         let api: Api<Node> = Api::all(self.context.client.clone());
-        api.patch(name, &PatchParams::default(), &patch).await?;
+        write::merge(&api, name, json!({ "metadata": { "annotations": changes } })).await?;
         Ok(true)
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use lvms_api::names::RESIZE_REQUESTED;
 use lvms_api::{LogicalVolume, Quantity};
@@ -223,8 +223,8 @@ impl Resize {
             if pod.uses(&claim.name_any()) {
                 let name = pod.name_any();
                 let now = jiff::Timestamp::now().to_string();
-                let patch = Patch::Merge(json!({ "metadata": { "annotations": { RESIZE_REQUESTED: now } } }));
-                match pods.patch(&name, &PatchParams::default(), &patch).await {
+                let change = json!({ "metadata": { "annotations": { RESIZE_REQUESTED: now } } });
+                match write::merge(&pods, &name, change).await {
                     Err(error) if !is_not_found(&error) => return Err(error),
                     _ => {}
                 }
@@ -240,9 +240,7 @@ impl Resize {
             change["metadata"]["resourceVersion"] = json!(claim.metadata.resource_version);
         }
         let namespace = claim.namespace().unwrap_or_default();
-        let patch = Patch::Merge(change);
-        let written =
-            self.claims(&namespace).patch_status(&claim.name_any(), &PatchParams::default(), &patch).await?;
+        let written = write::merge_status(&self.claims(&namespace), &claim.name_any(), change).await?;
         self.context.stores.claims.answered(written);
         Ok(())
     }

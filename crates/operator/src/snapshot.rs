@@ -6,7 +6,6 @@ mod decide;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, ResourceExt};
 use lvms_api::LogicalVolume;
@@ -202,16 +201,14 @@ impl Snapshots {
 
     async fn mark(&self, content: &SnapshotContent, value: Value) -> Result<(), kube::Error> {
         let change = json!({ "metadata": { "annotations": { BEING_CREATED: value } } });
-        let name = content.name_any();
-        let changed = self.api().patch(&name, &PatchParams::default(), &Patch::Merge(change)).await?;
+        let changed = write::merge(&self.api(), &content.name_any(), change).await?;
         self.context.stores.contents.answered(changed);
         Ok(())
     }
 
     async fn tell(&self, content: &SnapshotContent, status: Value) -> Result<(), kube::Error> {
         let patch = json!({ "metadata": { "uid": content.metadata.uid }, "status": status });
-        let name = content.name_any();
-        let written = self.api().patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        let written = write::merge_status(&self.api(), &content.name_any(), patch).await?;
         self.context.stores.contents.answered(written);
         Ok(())
     }

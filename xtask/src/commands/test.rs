@@ -136,7 +136,7 @@ fn prepare(
     if suites.contains(&Suite::Host) || suites.contains(&Suite::Sanity) {
         driver::share(&prepared, &run.directory)?;
     }
-    if suites.contains(&Suite::Crash) {
+    if suites.contains(&Suite::Crash) || suites.contains(&Suite::Kubernetes) {
         driver::share_with_crash_points(&prepared, &run.directory)?;
     }
     if suites.contains(&Suite::Sanity) {

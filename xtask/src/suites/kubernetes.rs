@@ -3,6 +3,7 @@
 //! Tests whose names begin with a number are TopoLVM's own end-to-end tests.
 
 mod bad_input;
+mod crashes;
 mod definitions;
 mod outage;
 mod protection;
@@ -50,7 +51,7 @@ fn all(long: bool) -> Vec<Case> {
 
 /// What is done in a cluster with one.
 fn single() -> Vec<Case> {
-    [single::CASES, &scenarios::of_one_node(), definitions::LAST].concat()
+    [single::CASES, &scenarios::of_one_node(), definitions::LAST, crashes::CASES].concat()
 }
 
 const LVMS: Product = Product { space: deployed::space, collect_logs: deployed::collect_logs };
