@@ -7,10 +7,12 @@
 //! - [`sanity`]: csi-sanity against the standalone driver.
 //! - [`cluster`]: a Kubernetes with three nodes.
 //! - [`kubernetes`]: lvms in a Kubernetes with three nodes.
+//! - [`churn`]: lvms in a Kubernetes where everything is killed at random times.
 //! - [`topolvm`]: TopoLVM in a Kubernetes with one node.
 
 mod books;
 mod choice;
+pub(crate) mod churn;
 pub(crate) mod cluster;
 pub(crate) mod host;
 pub(crate) mod kubernetes;
@@ -37,6 +39,7 @@ pub(crate) enum Suite {
     Sanity,
     Cluster,
     Kubernetes,
+    Churn,
     Topolvm,
 }
 
@@ -45,7 +48,7 @@ impl Suite {
     pub(crate) fn needs_kubernetes(self) -> bool {
         match self {
             Suite::Unit | Suite::Host | Suite::Crash | Suite::Lab | Suite::Sanity => false,
-            Suite::Cluster | Suite::Kubernetes | Suite::Topolvm => true,
+            Suite::Cluster | Suite::Kubernetes | Suite::Churn | Suite::Topolvm => true,
         }
     }
 
@@ -60,10 +63,11 @@ impl Suite {
     }
 
     /// All of them. What takes long in one piece comes first, so that the rest can be divided evenly.
-    pub(crate) const ALL: [Suite; 8] = [
+    pub(crate) const ALL: [Suite; 9] = [
         Suite::Unit,
         Suite::Topolvm,
         Suite::Kubernetes,
+        Suite::Churn,
         Suite::Cluster,
         Suite::Crash,
         Suite::Sanity,
@@ -81,6 +85,7 @@ impl Suite {
             Suite::Sanity => "sanity",
             Suite::Cluster => "cluster",
             Suite::Kubernetes => "kubernetes",
+            Suite::Churn => "churn",
             Suite::Topolvm => "topolvm",
         }
     }
@@ -113,7 +118,7 @@ mod tests {
         let error = Suite::named("hots").unwrap_err().to_string();
         assert_eq!(
             error,
-            "there is no suite \"hots\": use one of unit, topolvm, kubernetes, cluster, crash, sanity, host, lab"
+            "there is no suite \"hots\": use one of unit, topolvm, kubernetes, churn, cluster, crash, sanity, host, lab"
         );
     }
 }

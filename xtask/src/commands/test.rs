@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
@@ -13,7 +14,9 @@ use crate::lab::namespace;
 use crate::lab::runs::Run;
 use crate::lab::{Lab, Prepared};
 use crate::packages::machine;
-use crate::suites::{self, Choice, Results, Suite, cluster, host, kubernetes, lab, sanity, topolvm, unit};
+use crate::suites::{
+    self, Choice, Results, Suite, churn, cluster, host, kubernetes, lab, sanity, topolvm, unit,
+};
 use crate::{deployed, driver, peers, workspace};
 
 /// Which tests.
@@ -30,6 +33,12 @@ pub(crate) struct Options {
     /// Let what takes minutes by its nature take more of them: the API server is away for ten.
     #[arg(long)]
     long: bool,
+    /// How long the churn goes on.
+    #[arg(long, value_name = "NUMBER", default_value_t = 3)]
+    minutes: u64,
+    /// How chance falls in the churn, as a run has printed it; otherwise by the clock.
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
     /// The version of Kubernetes.
     #[arg(long, value_name = "VERSION", default_value_t)]
     kubernetes: Version,
@@ -48,6 +57,12 @@ impl Options {
         }
         let named = self.suites.iter().map(|name| Suite::named(name)).collect::<Result<Vec<_>>>()?;
         Ok(Suite::ALL.into_iter().filter(|suite| named.contains(suite)).collect())
+    }
+
+    fn churn(&self) -> churn::Plan {
+        let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let length = Duration::from_secs(60 * self.minutes);
+        churn::Plan { length, seed: self.seed.unwrap_or_else(clock) }
     }
 }
 
@@ -144,13 +159,14 @@ fn prepare(
     }
     if suites.iter().any(|suite| suite.needs_kubernetes()) {
         let mut files = Vec::new();
-        if suites.contains(&Suite::Topolvm) || suites.contains(&Suite::Kubernetes) {
+        let ours = suites.contains(&Suite::Kubernetes) || suites.contains(&Suite::Churn);
+        if suites.contains(&Suite::Topolvm) || ours {
             files.extend(peers::node_files(cache)?);
         }
         if suites.contains(&Suite::Topolvm) {
             files.push(("bin/lvms".to_owned(), workspace::build_static("lvms")?));
         }
-        if suites.contains(&Suite::Topolvm) || suites.contains(&Suite::Kubernetes) {
+        if suites.contains(&Suite::Topolvm) || ours {
             files.extend(deployed::node_files(&run.directory)?);
         }
         prepared.with_cluster(cache, &run.directory, kubernetes, &files)?;
@@ -186,6 +202,10 @@ pub(crate) fn inside(options: &Options) -> Result<ExitCode> {
             Suite::Kubernetes => {
                 kubernetes::run(&started, &Cache::open()?, prepared.programs()?, &choice, results)
             }
+            Suite::Churn => {
+                let (cache, programs, plan) = (Cache::open()?, prepared.programs()?, options.churn());
+                churn::run(&started, &cache, programs, &choice, plan, results)
+            }
             Suite::Topolvm => topolvm::run(&started, &Cache::open()?, prepared.programs()?, &choice, results),
         }
     };
@@ -209,6 +229,7 @@ fn list(suites: &[Suite], filter: &str) -> Result<ExitCode> {
             Suite::Sanity => sanity::list(),
             Suite::Cluster => cluster::list(),
             Suite::Kubernetes => kubernetes::list(),
+            Suite::Churn => churn::list(),
             Suite::Topolvm => topolvm::list(),
         };
         for name in names.iter().filter(|name| suites::matches(name, filter)) {

@@ -54,7 +54,8 @@ fn single() -> Vec<Case> {
     [single::CASES, &scenarios::of_one_node(), definitions::LAST, crashes::CASES].concat()
 }
 
-const LVMS: Product = Product { space: deployed::space, collect_logs: deployed::collect_logs };
+/// Whose volumes they are about.
+pub(super) const LVMS: Product = Product { space: deployed::space, collect_logs: deployed::collect_logs };
 
 /// Runs them.
 pub(crate) fn run(
