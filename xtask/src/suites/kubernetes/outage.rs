@@ -270,8 +270,8 @@ const ATTEMPTS: u64 = 1;
 /// What is done at first, before anybody waits for long.
 const AT_FIRST: u64 = 60;
 
-/// The part of a processor, in percent, that waiting may cost: whoever spins takes a whole one. A node that publishes
-/// meanwhile took 7 on an emulated machine that had to share its processor with 15 others.
+/// The part of a processor, in percent, that waiting may cost: whoever spins takes a whole one. On emulated machines that
+/// have to share two processors with many others it was 2 to 11.
 const PERCENT: u64 = 25;
 
 /// Neither did a process end, nor was one busy with waiting.
