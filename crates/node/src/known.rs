@@ -90,7 +90,7 @@ pub fn unknown(desired: &Desired, inventory: &Inventory, field: &str, id: &str) 
 
 /// Where something is left that was made for a volume that is not there: the snapshot of a copy that was given up.
 pub fn left_for(inventory: &Inventory, id: &str) -> Option<VolumePath> {
-    let name = LvName::parse(id).ok()?;
+    let name = LvName::parse(id).ok().filter(|_| has(inventory, id).is_none())?;
     let is_left = |volume: &inventory::Volume| Facts::of(volume).temporary.as_ref() == Some(&name);
     let group = inventory.groups.values().find(|group| group.volumes.values().any(is_left))?;
     Some(group.path(&name))
@@ -200,9 +200,15 @@ mod tests {
             synced: None,
             areas: Vec::new(),
         };
-        group.volumes.insert(left.name.clone(), left);
-        let inventory = Inventory { groups: [(group.name.clone(), std::sync::Arc::new(group))].into() };
-        assert_eq!(left_for(&inventory, "x").map(|path| path.to_string()), Some("vg/x".to_owned()));
-        assert_eq!(left_for(&inventory, "y"), None);
+        group.volumes.insert(left.name.clone(), left.clone());
+        let inventory = |group: &inventory::Group| Inventory {
+            groups: [(group.name.clone(), std::sync::Arc::new(group.clone()))].into(),
+        };
+        assert_eq!(left_for(&inventory(&group), "x").map(|path| path.to_string()), Some("vg/x".to_owned()));
+        assert_eq!(left_for(&inventory(&group), "y"), None);
+        // A volume that is there may still be copied to, or be another one: nothing is left by it.
+        let x = LvName::parse("x").unwrap();
+        group.volumes.insert(x.clone(), inventory::Volume { name: x, tags: Vec::new(), ..left });
+        assert_eq!(left_for(&inventory(&group), "x"), None);
     }
 }
