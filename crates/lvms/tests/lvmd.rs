@@ -301,15 +301,17 @@ fn the_socket_of_lvmd_is_roots_and_neither_stolen_nor_left(lab: &Lab) -> Result 
     driver.running.process.wait()?;
     assert!(socket.exists());
     drop(driver);
-    let mut driver = Driver::start(lab, CLASSES, &["--lvmd-protocol"])?;
     // Told to end, it does not wait for those who watch, and leaves nothing.
-    let client = Client::connect()?;
+    let mut again = Command::new(PROGRAM);
+    again.args(["standalone", "--config"]).arg(lab.state().join("driver.yaml")).arg("--lvmd-protocol");
+    let mut again = again.args(["--endpoint", "/run/test/again.sock"]).spawn()?;
+    let client = lab.wait_for("the socket to be served", || Client::connect().ok())?;
     let mut watched = client.watch()?;
     client.next(&mut watched)?;
-    run("kill", ["-TERM", &driver.running.process.id().to_string()])?;
+    run("kill", ["-TERM", &again.id().to_string()])?;
     assert!(client.next(&mut watched).is_err());
     drop((watched, client));
-    assert!(driver.running.process.wait()?.success());
+    assert!(again.wait()?.success());
     assert!(!socket.exists());
     Ok(())
 }
