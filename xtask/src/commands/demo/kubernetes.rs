@@ -155,7 +155,13 @@ impl Story<'_> {
     /// Shows what LVM says.
     fn lvm(&self, command: &str) -> Result<()> {
         let node = self.cluster.nodes().first().context("a node")?;
-        print(command, &[], &node.guest.script(command).run()?.text());
+        // All of its lines begin with two blanks.
+        let text = node.guest.script(command).run()?.text();
+        print(
+            command,
+            &[],
+            &text.lines().map(|line| line.strip_prefix("  ").unwrap_or(line)).collect::<Vec<_>>().join("\n"),
+        );
         Ok(())
     }
 
@@ -172,7 +178,7 @@ fn write(stage: &Stage<'_>, text: &str) -> Result<()> {
 }
 
 fn print(program: &str, words: &[&str], printed: &str) {
-    println!("\n   $ {program} {}", words.join(" "));
+    println!("\n   $ {}", [&[program], words].concat().join(" "));
     for line in printed.lines() {
         println!("   {}", line.trim_end());
     }
