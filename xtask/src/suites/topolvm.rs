@@ -33,7 +33,6 @@ const CASES: &[Case] = &[
         "a_snapshot_is_restored_as_it_was_though_its_origin_changed",
         a_snapshot_is_restored_as_it_was_though_its_origin_changed,
     ),
-    ("csi_sanity_passes_on_thick_volumes", csi_sanity_passes_on_thick_volumes),
     // The last: it leaves lvms in the place of TopoLVM.
     ("lvms_takes_over_and_gives_back_under_running_pods", lvms_takes_over_and_gives_back_under_running_pods),
 ];
@@ -48,8 +47,11 @@ const LEGACY: &[Case] = &[(
 const ON_LVMS: &[Case] =
     &[("topolvm_works_on_lvms_in_the_place_of_lvmd", topolvm_works_on_lvms_in_the_place_of_lvmd)];
 
-/// It takes as long as all others together, and has a cluster of its own.
-const RARELY: &[Case] = &[("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes)];
+/// They take as long as all others together, and tell of the peer alone.
+const RARELY: &[Case] = &[
+    ("csi_sanity_passes_on_thick_volumes", csi_sanity_passes_on_thick_volumes),
+    ("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes),
+];
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
