@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -121,12 +121,20 @@ fn shield(engine: &Engine<Linux>, desired: &Desired) {
     }
 }
 
+/// So long a former process may take to end: a pod that was deleted by force ends after its successor has begun.
+const FORMER: Duration = Duration::from_secs(20);
+
 /// One process changes the volume groups of a host.
 fn be_alone(runtime: &Path) -> Result<File> {
     fs::create_dir_all(runtime).with_context(|| runtime.display().to_string())?;
     let path = runtime.join("lock");
     let lock = File::options().create(true).truncate(false).write(true).open(&path)?;
-    if lock.try_lock().is_err() {
+    let began = Instant::now();
+    while lock.try_lock().is_err() {
+        if began.elapsed() < FORMER {
+            std::thread::sleep(Duration::from_millis(200));
+            continue;
+        }
         bail!("another lvms serves this host (it holds {}): end it first", path.display());
     }
     Ok(lock)
