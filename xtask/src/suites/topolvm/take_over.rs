@@ -113,7 +113,9 @@ impl Test<'_> {
             let ours = text
                 .lines()
                 .filter(|line| line.contains("kubernetes.io~csi/pvc-") || line.contains("volumeDevices"));
-            all.extend(ours.map(|line| format!("{} {line}", node.name)));
+            // Device, place and filesystem: one that has grown may tell other options.
+            let mounted = |line: &str| line.split(' ').take(3).collect::<Vec<_>>().join(" ");
+            all.extend(ours.map(|line| format!("{} {}", node.name, mounted(line))));
         }
         Ok(all)
     }
