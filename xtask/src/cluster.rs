@@ -73,6 +73,8 @@ impl Cluster {
             "starting Kubernetes {} with {} node(s)",
             programs.version, options.nodes
         ));
+        // What kubectl remembers of another cluster of this run, at the same address, is not true of this one.
+        let _ = std::fs::remove_dir_all(".kube");
         let authority = Authority::new("lab")?;
         let numbers: Vec<u8> = (0..options.nodes).collect();
         let (control_plane, guests) = std::thread::scope(|scope| {
