@@ -21,7 +21,23 @@ use crate::lab::Lab;
 use crate::peers::topolvm::{Lvmd, NAMESPACE, Name, THICK, THICK_GROUP, THIN, THIN_GROUP};
 use crate::{deployed, driver, peers};
 
-const CASES: &[Case] = &[
+const CASES: &[Case] = &[(
+    "lvms_takes_over_and_gives_back_under_running_pods",
+    lvms_takes_over_and_gives_back_under_running_pods,
+)];
+
+/// With `--all`: the same where TopoLVM has its former name.
+const LEGACY: &[Case] = &[(
+    "lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name",
+    lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name,
+)];
+
+/// With `--all`: lvms serves lvmd's protocol and no lvmd runs.
+const ON_LVMS: &[Case] =
+    &[("topolvm_works_on_lvms_in_the_place_of_lvmd", topolvm_works_on_lvms_in_the_place_of_lvmd)];
+
+/// With `--all`: they tell of the peer alone.
+const RARELY: &[Case] = &[
     ("one_node_is_ready_and_its_pod_reaches_a_service", cluster::a_pod_on_each_node_reaches_a_service),
     (
         "a_thick_volume_keeps_its_data_when_its_pod_is_made_again",
@@ -33,22 +49,6 @@ const CASES: &[Case] = &[
         "a_snapshot_is_restored_as_it_was_though_its_origin_changed",
         a_snapshot_is_restored_as_it_was_though_its_origin_changed,
     ),
-    // The last: it leaves lvms in the place of TopoLVM.
-    ("lvms_takes_over_and_gives_back_under_running_pods", lvms_takes_over_and_gives_back_under_running_pods),
-];
-
-/// Where TopoLVM has its former name.
-const LEGACY: &[Case] = &[(
-    "lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name",
-    lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name,
-)];
-
-/// With `--all`, in a cluster of their own, in which lvms serves lvmd's protocol and no lvmd runs.
-const ON_LVMS: &[Case] =
-    &[("topolvm_works_on_lvms_in_the_place_of_lvmd", topolvm_works_on_lvms_in_the_place_of_lvmd)];
-
-/// They take as long as all others together, and tell of the peer alone.
-const RARELY: &[Case] = &[
     ("csi_sanity_passes_on_thick_volumes", csi_sanity_passes_on_thick_volumes),
     ("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes),
 ];
@@ -66,9 +66,12 @@ pub(crate) fn run(
     choice: &Choice,
     results: &mut Results,
 ) -> Result<()> {
-    let usual =
-        [("usual", CASES, Name::Present, Lvmd::Topolvm), ("legacy", LEGACY, Name::Legacy, Lvmd::Topolvm)];
-    let rare = [("lvmd", ON_LVMS, Name::Present, Lvmd::Lvms), ("rare", RARELY, Name::Present, Lvmd::Topolvm)];
+    let rare = [
+        ("legacy", LEGACY, Name::Legacy, Lvmd::Topolvm),
+        ("lvmd", ON_LVMS, Name::Present, Lvmd::Lvms),
+        ("rare", RARELY, Name::Present, Lvmd::Topolvm),
+    ];
+    let usual = [("usual", CASES, Name::Present, Lvmd::Topolvm)];
     for (part, cases, name, lvmd) in usual.into_iter().chain(rare.into_iter().filter(|_| choice.all)) {
         let images = peers::IMAGES.iter().chain(&[deployed::IMAGES]).map(|&image| image.to_owned()).collect();
         let options = Options { images, ..Options::nodes(1) };
