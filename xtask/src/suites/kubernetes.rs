@@ -39,7 +39,7 @@ const CASES: &[Case] = &[
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    names(&all(false)).chain(names(&single())).collect()
+    names(&all(false)).chain(names(&single(true))).collect()
 }
 
 /// What is done in a cluster with three nodes. What takes minutes by its nature takes more of them if it may be `long`.
@@ -49,9 +49,13 @@ fn all(long: bool) -> Vec<Case> {
     [CASES, protection::CASES, bad_input::CASES, definitions::CASES, &scenarios, outage].concat()
 }
 
-/// What is done in a cluster with one.
-fn single() -> Vec<Case> {
-    [single::CASES, &scenarios::of_one_node(), definitions::LAST, crashes::CASES].concat()
+/// What is done in a cluster with one. Some of it takes long, and is done with `--all`.
+fn single(all: bool) -> Vec<Case> {
+    let mut cases = [single::CASES, &scenarios::of_one_node(), definitions::LAST].concat();
+    if all {
+        cases.extend_from_slice(crashes::CASES);
+    }
+    cases
 }
 
 /// Whose volumes they are about.
@@ -66,7 +70,7 @@ pub(crate) fn run(
     results: &mut Results,
 ) -> Result<()> {
     let images = [deployed::IMAGES, peers::IMAGES[0]].map(str::to_owned).to_vec();
-    let (roles, single) = (all(choice.long), single());
+    let (roles, single) = (all(choice.long), single(choice.all));
     for (part, nodes, shape, cases) in
         [("roles", 3, Shape::Roles, &roles), ("single-node", 1, Shape::SingleNode, &single)]
     {
