@@ -39,21 +39,28 @@ const CASES: &[Case] = &[
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    names(&all(false)).chain(names(&single(true))).collect()
+    names(&roles(true, false)).chain(names(&single(true))).collect()
 }
 
-/// What is done in a cluster with three nodes. What takes minutes by its nature takes more of them if it may be `long`.
-fn all(long: bool) -> Vec<Case> {
+/// What is done in a cluster with three nodes. Some of it takes long, and is done with `--all`; what takes minutes by its
+/// nature takes more of them if it may be `long`.
+fn roles(all: bool, long: bool) -> Vec<Case> {
     let outage = if long { outage::LONG } else { outage::SHORT };
     let scenarios = scenarios::of_three_nodes();
-    [CASES, protection::CASES, bad_input::CASES, definitions::CASES, &scenarios, outage].concat()
+    let mut cases = [CASES, protection::CASES, bad_input::CASES, &scenarios, outage].concat();
+    if all {
+        cases.extend_from_slice(bad_input::RARELY);
+        cases.extend_from_slice(definitions::CASES);
+    }
+    cases
 }
 
-/// What is done in a cluster with one. Some of it takes long, and is done with `--all`.
+/// What is done in a cluster with one, in the same way.
 fn single(all: bool) -> Vec<Case> {
-    let mut cases = [single::CASES, &scenarios::of_one_node(), definitions::LAST].concat();
+    let mut cases = [single::CASES, &scenarios::of_one_node()].concat();
     if all {
         cases.extend_from_slice(crashes::CASES);
+        cases.extend_from_slice(definitions::LAST);
     }
     cases
 }
@@ -70,7 +77,7 @@ pub(crate) fn run(
     results: &mut Results,
 ) -> Result<()> {
     let images = [deployed::IMAGES, peers::IMAGES[0]].map(str::to_owned).to_vec();
-    let (roles, single) = (all(choice.long), single(choice.all));
+    let (roles, single) = (roles(choice.all, choice.long), single(choice.all));
     for (part, nodes, shape, cases) in
         [("roles", 3, Shape::Roles, &roles), ("single-node", 1, Shape::SingleNode, &single)]
     {
