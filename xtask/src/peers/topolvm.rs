@@ -2,8 +2,9 @@
 //!
 //! What is not as in the chart: one controller, whose socket is seen on its node, as in TopoLVM's own end-to-end
 //! tests; no pod webhook, which would need certificates; no liveness probes, whose time-outs an emulated node does not
-//! keep; leases that outlast a moment in which this machine is busy; the newest sidecars that are to be had as Go modules, and a registrar of the lab's own; an image with
-//! TopoLVM's programs alone, which uses the node's for filesystems.
+//! keep; leases that outlast a moment in which this machine is busy; the newest sidecars that are to be had as Go
+//! modules, and a registrar of the lab's own; an image with TopoLVM's programs alone, which uses the node's for
+//! filesystems.
 
 use std::collections::BTreeMap;
 use std::fs;
