@@ -206,7 +206,7 @@ impl Volumes {
                 self.let_go(object).await
             }
             Act::LetGo => {
-                let id = object.volume_id().unwrap_or(object.uid()).to_owned();
+                let id = object.lv().to_owned();
                 if left_for(&self.host.engine.inventory(), &id).is_some() {
                     let (host, removed) = (Arc::clone(&self.host), id.clone());
                     self.alone(&id, async move { host.remove(&removed, false, None).await }).await?;
