@@ -20,12 +20,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use lab_protocol::disk::{Disk, link_by_id};
+
 pub(crate) use certificates::{Authority, base64};
 pub(crate) use control_plane::Part;
 pub(crate) use node::Node;
 
 use crate::cluster::control_plane::ControlPlane;
 use crate::cluster::programs::Programs;
+use crate::guest::Guest;
 use crate::lab::Lab;
 use crate::{process, progress};
 
@@ -166,6 +169,16 @@ impl Cluster {
     ) -> Result<serde_json::Value> {
         let text = process::run(kubectl(&self.programs).arg("get").args(arguments).args(["-o", "json"]))?;
         Ok(serde_json::from_str(&text)?)
+    }
+
+    /// Plugs a disk into a node's machine, and returns its path when it is there.
+    pub(crate) fn plug(&self, guest: &Guest, disk: Disk) -> Result<String> {
+        let disk = link_by_id(&guest.plug_new(disk)?);
+        self.wait_for(&format!("udev to find {disk}"), || {
+            guest.command(["test", "-b", &disk]).run()?;
+            Ok(true)
+        })?;
+        Ok(disk)
     }
 
     /// Applies manifests.

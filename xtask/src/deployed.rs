@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use lab_protocol::disk::{Disk, GIB, link_by_id};
+use lab_protocol::disk::{Disk, GIB};
 
 use crate::cluster::images::{self, Image};
 use crate::cluster::programs::NodeFile;
@@ -160,16 +160,6 @@ pub(crate) fn manifests() -> Result<()> {
     Ok(())
 }
 
-/// Plugs a disk in, and returns its path when it is there.
-pub(crate) fn plug(cluster: &Cluster, guest: &Guest, disk: Disk) -> Result<String> {
-    let disk = link_by_id(&guest.plug_new(disk)?);
-    cluster.wait_for(&format!("udev to find {disk}"), || {
-        guest.command(["test", "-b", &disk]).run()?;
-        Ok(true)
-    })?;
-    Ok(disk)
-}
-
 /// Offers something else on a node.
 pub(crate) fn configure(node: &Node, configuration: impl Into<String>) -> Result<()> {
     node.guest.put("/etc/topolvm/lvmd.yaml", 0o644, configuration.into())
@@ -182,7 +172,7 @@ pub(crate) fn told_by(cluster: &Cluster, node: &Node) -> Result<serde_json::Valu
 
 fn prepare(cluster: &Cluster, guest: &Guest) -> Result<()> {
     let all: u64 = GROUPS.iter().flat_map(|group| group.gibibytes).sum();
-    let disk = plug(cluster, guest, Disk::new((all + 1) * GIB).serial("lvms"))?;
+    let disk = cluster.plug(guest, Disk::new((all + 1) * GIB).serial("lvms"))?;
     let mut partitions = String::from("label: gpt\n");
     let mut groups = String::new();
     let mut number = 0;

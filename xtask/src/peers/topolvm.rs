@@ -11,7 +11,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use lab_protocol::disk::{Disk, GIB, link_by_id};
+use lab_protocol::disk::{Disk, GIB};
 
 use super::snapshots::SNAPSHOTTER;
 use super::{await_deployment, define};
@@ -195,17 +195,8 @@ pub(crate) fn install(cache: &Cache, cluster: &Cluster, name: Name, lvmd: Lvmd) 
 }
 
 fn make_volume_groups(cluster: &Cluster, guest: &Guest, size: u64) -> Result<()> {
-    let plug = |serial: &str| {
-        let serial = guest.plug_new(Disk::new(size).serial(serial))?;
-        Ok::<_, anyhow::Error>(link_by_id(&serial))
-    };
+    let plug = |serial: &str| cluster.plug(guest, Disk::new(size).serial(serial));
     let (thick, thin) = (plug("topolvm-thick")?, plug("topolvm-thin")?);
-    for disk in [&thick, &thin] {
-        cluster.wait_for(&format!("udev to find {disk}"), || {
-            guest.command(["test", "-b", disk]).run()?;
-            Ok(true)
-        })?;
-    }
     let script = format!(
         "udevadm settle
          vgcreate {THICK_GROUP} {thick}

@@ -19,11 +19,7 @@ pub(super) struct Books {
 impl Books {
     /// As they are now.
     pub(super) fn read(cluster: &Cluster) -> Result<Books> {
-        let mut lvm = BTreeSet::new();
-        for node in cluster.nodes() {
-            let names = node.guest.command(["lvs", "--noheadings", "-o", "lv_name"]).run()?.text();
-            lvm.extend(names.split_whitespace().filter(|name| is_id(name)).map(str::to_owned));
-        }
+        let lvm = lvs(cluster)?.into_iter().filter(|name| is_id(name)).collect();
         let logical_volumes = ids(cluster, "logicalvolumes", |volume| &volume["status"]["volumeID"])?;
         let mut named = ids(cluster, "persistentvolumes", |volume| {
             let csi = &volume["spec"]["csi"];
@@ -42,6 +38,16 @@ impl Books {
             Ok(true)
         })
     }
+}
+
+/// The names of all LVs of all nodes.
+pub(super) fn lvs(cluster: &Cluster) -> Result<BTreeSet<String>> {
+    let mut all = BTreeSet::new();
+    for node in cluster.nodes() {
+        let names = node.guest.command(["lvs", "--noheadings", "-o", "lv_name"]).run()?.text();
+        all.extend(names.split_whitespace().map(str::to_owned));
+    }
+    Ok(all)
 }
 
 /// Whether it is a name that only we give.

@@ -16,6 +16,13 @@ pub(crate) struct Product {
     pub(crate) collect_logs: fn(&Cluster, &str),
 }
 
+/// Fills a file with new random bytes and prints their checksum.
+pub(super) const WRITE: &str =
+    "dd if=/dev/urandom of=/data/bytes bs=1M count=8 && sync && sha256sum /data/bytes";
+
+/// Prints the checksum again.
+pub(super) const READ: &str = "sha256sum /data/bytes";
+
 /// What a test acts on.
 pub(crate) struct Stage<'a> {
     pub(crate) cluster: &'a Cluster,
@@ -88,6 +95,13 @@ impl Stage<'_> {
     pub(crate) fn snapshot(&self, name: &str, claim: &str, class: &str) -> Result<()> {
         let spec = json!({"volumeSnapshotClassName": class, "source": {"persistentVolumeClaimName": claim}});
         self.apply("snapshot.storage.k8s.io/v1", "VolumeSnapshot", name, &spec)
+    }
+
+    /// Waits until a snapshot is ready.
+    pub(crate) fn await_snapshot(&self, name: &str) -> Result<()> {
+        self.cluster.wait_for(&format!("the snapshot {name} to be ready"), || {
+            Ok(self.get("volumesnapshot", name)?["status"]["readyToUse"] == true)
+        })
     }
 
     /// A claim on a device.

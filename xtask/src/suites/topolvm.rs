@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::GIB;
 
 use super::cluster::{self, Case, InOneCluster};
-use super::stage::{Product, filesystem_size, keep, on_a_stage, returning_all_space};
+use super::stage::{Product, READ, WRITE, filesystem_size, keep, on_a_stage, returning_all_space};
 use super::{Choice, Results, Suite};
 use crate::cache::Cache;
 use crate::cluster::programs::Programs;
@@ -107,10 +107,6 @@ fn collect_logs(cluster: &Cluster, test: &str) {
     keep(&format!("{test}-topolvm.log"), cluster.kubectl(logs));
 }
 
-/// Fills a file with new random bytes and prints their checksum.
-const WRITE: &str = "dd if=/dev/urandom of=/data/bytes bs=1M count=8 && sync && sha256sum /data/bytes";
-const READ: &str = "sha256sum /data/bytes";
-
 fn a_thick_volume_keeps_its_data_when_its_pod_is_made_again(cluster: &Cluster) -> Result<()> {
     on_a_stage(cluster, &TOPOLVM, "topolvm-keeps-data", THICK_GROUP, |stage| {
         stage.claim("data", THICK, "1Gi")?;
@@ -169,9 +165,7 @@ fn a_snapshot_is_restored_as_it_was_though_its_origin_changed(cluster: &Cluster)
         stage.start_pod("origin", "origin", None)?;
         let then = stage.run_in("origin", WRITE)?;
         stage.snapshot("moment", "origin", THIN)?;
-        cluster.wait_for("the snapshot to be ready", || {
-            Ok(stage.get("volumesnapshot", "moment")?["status"]["readyToUse"] == true)
-        })?;
+        stage.await_snapshot("moment")?;
         let now = stage.run_in("origin", WRITE)?;
         ensure!(now != then, "the origin was not overwritten");
         stage.restore("restored", "moment", THIN, "1Gi")?;

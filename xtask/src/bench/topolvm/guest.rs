@@ -1,7 +1,7 @@
 //! The node: disks for ours and for bare lvm2, and what processes cost it.
 
 use anyhow::{Context, Result, ensure};
-use lab_protocol::disk::{Disk, GIB, link_by_id};
+use lab_protocol::disk::{Disk, GIB};
 
 use super::Side;
 use crate::cluster::Cluster;
@@ -30,11 +30,7 @@ impl<'a> Node<'a> {
         for (name, thin) in
             [("ours-thick", false), ("ours-thin", true), ("bare-thick", false), ("bare-thin", true)]
         {
-            let disk = link_by_id(&guest.plug_new(Disk::new(16 * GIB).serial(name))?);
-            cluster.wait_for(&format!("udev to find {disk}"), || {
-                guest.command(["test", "-b", &disk]).run()?;
-                Ok(true)
-            })?;
+            let disk = cluster.plug(guest, Disk::new(16 * GIB).serial(name))?;
             script += &format!("vgcreate {name} {disk}\n");
             if thin {
                 script += &format!("lvcreate --type thin-pool --extents 80%FREE --name pool {name}\n");

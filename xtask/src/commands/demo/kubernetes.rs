@@ -91,9 +91,7 @@ impl Story<'_> {
 
         self.step("A snapshot is taken.", || {
             stage.snapshot("monday", "diary", "lvms")?;
-            cluster.wait_for("the snapshot to be ready", || {
-                Ok(stage.get("volumesnapshot", "monday")?["status"]["readyToUse"] == true)
-            })
+            stage.await_snapshot("monday")
         })?;
         self.of(stage, &["get", "volumesnapshots"])?;
         self.lvm("lvs --options lv_name,lv_size,origin,lv_permissions thin1")?;

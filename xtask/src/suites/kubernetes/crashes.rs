@@ -69,9 +69,7 @@ fn whole_life(stage: &Stage<'_>, process: &Process<'_>) -> Result<()> {
 
     process.arm("snapshot")?;
     stage.snapshot("moment", "data", "lvms")?;
-    cluster.wait_for("the snapshot to be ready", || {
-        Ok(stage.get("volumesnapshot", "moment")?["status"]["readyToUse"] == true)
-    })?;
+    stage.await_snapshot("moment")?;
 
     process.arm("restore")?;
     stage.restore("restored", "moment", "thin", "2Gi")?;

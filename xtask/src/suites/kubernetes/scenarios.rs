@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::suites::cluster::Case;
+pub(super) use crate::suites::stage::{READ, WRITE};
 use crate::suites::stage::{Stage, filesystem_size};
 
 /// Those about several nodes, or about the pods of lvms on them.
@@ -24,13 +25,6 @@ pub(super) fn of_three_nodes() -> Vec<Case> {
 pub(super) fn of_one_node() -> Vec<Case> {
     [volumes::CASES, growth::CASES, thin::CASES, snapshots::CASES].concat()
 }
-
-/// Fills a file with new random bytes and prints their checksum.
-pub(super) const WRITE: &str =
-    "dd if=/dev/urandom of=/data/bytes bs=1M count=8 && sync && sha256sum /data/bytes";
-
-/// Prints the checksum again.
-pub(super) const READ: &str = "sha256sum /data/bytes";
 
 /// The LogicalVolume of a claim.
 pub(super) fn volume_of(stage: &Stage<'_>, claim: &str) -> Result<Value> {

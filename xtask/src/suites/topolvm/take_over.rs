@@ -10,11 +10,12 @@ use lab_protocol::disk::GIB;
 use serde_json::{Value, json};
 
 use self::page::Page;
-use super::{READ, WRITE, collect_logs, space};
+use super::{collect_logs, space};
 use crate::cluster::Cluster;
 use crate::deployed;
 use crate::peers::topolvm::{Name, THICK, THIN};
-use crate::suites::stage::{Product, Stage, filesystem_size, on_a_stage};
+use crate::suites::books::lvs;
+use crate::suites::stage::{Product, READ, Stage, WRITE, filesystem_size, on_a_stage};
 
 /// Whoever has the place.
 const WHOEVER: Product = Product {
@@ -93,7 +94,7 @@ impl Test<'_> {
         }
         stage.run_in("block", "echo precious >/dev/data && sync")?;
         stage.snapshot("before", "thin", THIN)?;
-        self.await_snapshot("before")?;
+        self.stage.await_snapshot("before")?;
         for pod in ["idle", "going"] {
             stage.remove_pod(pod)?;
         }
@@ -283,7 +284,7 @@ impl Test<'_> {
         stage.restore("restored", "before", THIN, "1Gi")?;
         stage.make_pod("restored", "restored", None)?;
         self.grows("thin", "2Gi", 2 * GIB)?;
-        self.await_snapshot("thick")?;
+        self.stage.await_snapshot("thick")?;
         stage.await_pod("restored")?;
         let (then, now) = (stage.run_in("restored", READ)?, stage.run_in("thin", READ)?);
         ensure!(then == now, "the snapshot has {then}, its origin {now}");
@@ -297,7 +298,7 @@ impl Test<'_> {
         stage.claim("new", THICK, "1Gi")?;
         stage.make_pod("new", "new", None)?;
         self.grows("thick", "3Gi", 3 * GIB)?;
-        self.await_snapshot("after")?;
+        self.stage.await_snapshot("after")?;
         stage.await_pod("new")?;
         for pod in ["meanwhile", "restored"] {
             stage.remove_pod(pod)?;
@@ -327,12 +328,6 @@ impl Test<'_> {
         Ok(filesystem_size(&self.stage.run_in(claim, "df -P -k /data")?)? > bytes / 10 * 9)
     }
 
-    fn await_snapshot(&self, name: &str) -> Result<()> {
-        self.cluster.wait_for(&format!("the snapshot {name} to be ready"), || {
-            Ok(self.stage.get("volumesnapshot", name)?["status"]["readyToUse"] == true)
-        })
-    }
-
     /// The name of a claim's PersistentVolume and LogicalVolume.
     fn volume_of(&self, claim: &str) -> Result<String> {
         text(&self.stage.get("pvc", claim)?["spec"]["volumeName"])
@@ -352,14 +347,4 @@ impl Test<'_> {
 
 fn text(value: &Value) -> Result<String> {
     Ok(value.as_str().with_context(|| format!("{value} is no text"))?.to_owned())
-}
-
-/// The names of all LVs of all nodes.
-fn lvs(cluster: &Cluster) -> Result<BTreeSet<String>> {
-    let mut all = BTreeSet::new();
-    for node in cluster.nodes() {
-        let names = node.guest.command(["lvs", "--noheadings", "-o", "lv_name"]).run()?.text();
-        all.extend(names.split_whitespace().map(str::to_owned));
-    }
-    Ok(all)
 }

@@ -33,7 +33,7 @@ fn t14_a_disk_that_fails_is_told_and_what_was_deleted_meanwhile_goes_when_it_is_
     cluster: &Cluster,
 ) -> Result<()> {
     let node = &cluster.nodes()[2];
-    let disk = deployed::plug(cluster, &node.guest, Disk::new(GIB).serial(HEALTH))?;
+    let disk = cluster.plug(&node.guest, Disk::new(GIB).serial(HEALTH))?;
     node.guest.script(&format!("udevadm settle; vgcreate {HEALTH} {disk}")).run()?;
     let class = format!("device-classes:\n- {{name: {HEALTH}, volume-group: {HEALTH}, spare-gb: 0}}");
     deployed::configure(node, deployed::CONFIGURATION.replacen("device-classes:", &class, 1))?;

@@ -21,9 +21,7 @@ fn t29_t30_t31_a_snapshot_is_restored_also_larger(cluster: &Cluster) -> Result<(
         stage.start_pod("origin", "origin", None)?;
         let then = stage.run_in("origin", WRITE)?;
         stage.snapshot("moment", "origin", "lvms")?;
-        cluster.wait_for("the snapshot to be ready", || {
-            Ok(stage.get("volumesnapshot", "moment")?["status"]["readyToUse"] == true)
-        })?;
+        stage.await_snapshot("moment")?;
         stage.run_in("origin", WRITE)?;
         for (name, size, given) in [("same", "1Gi", "1Gi"), ("larger", "2047Mi", "2Gi")] {
             stage.restore(name, "moment", "thin", size)?;
