@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -85,18 +85,22 @@ fn listen() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Waits for events of block devices, until they are over or the time is; says whether there were any.
+/// Waits for events of block devices, until they are over or the time is; says whether there were any. Others do not
+/// make the wait longer.
 fn heard(events: &OwnedFd, limit: Duration) -> io::Result<bool> {
-    let (mut limit, mut any) = (limit, false);
+    let (mut end, mut swarm) = (Instant::now() + limit, None);
     loop {
-        let timeout = Timespec::try_from(limit).map_err(io::Error::other)?;
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
         match poll(&mut [PollFd::new(events, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) => return Ok(any),
+            Ok(0) => return Ok(swarm.is_some()),
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         if drain(events)? {
-            (limit, any) = (SWARM, true);
+            let now = Instant::now();
+            let last = *swarm.get_or_insert(now + WHILE_FILLING);
+            end = last.min(now + SWARM);
         }
     }
 }

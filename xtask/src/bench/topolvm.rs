@@ -20,7 +20,7 @@ use super::Entry;
 use super::Goal::AtMost;
 use crate::cache::Cache;
 use crate::cluster::programs::{NodeFile, Programs};
-use crate::cluster::{ADMIN, Cluster, Options};
+use crate::cluster::{ADMIN, Cluster, Options, Part};
 use crate::lab::{Lab, Prepared};
 use crate::peers::topolvm::{Lvmd, Name};
 use crate::{deployed, peers, process, progress, workspace};
@@ -39,6 +39,9 @@ const MOUNTED: usize = 20;
 
 /// So long nothing happens.
 const IDLE: Duration = Duration::from_secs(180);
+
+/// So long the API server is away.
+const AWAY: Duration = Duration::from_secs(90);
 
 /// Objects that are nobody's business, of each of three kinds.
 const CROWD: usize = 5000;
@@ -205,6 +208,7 @@ impl Bench<'_> {
             Some(AtMost(20.0)),
         ));
         entries.extend(self.idle()?);
+        entries.push(self.recovery()?);
         let warnings = self.claims(Side::Ours, "thick", &["warnings"])?;
         let ours = warnings.lines().count();
         print!("{warnings}");
@@ -341,6 +345,30 @@ impl Bench<'_> {
             idle_writes,
             Entry::new("idle: processes", "", &[started as f64], &[], Some(AtMost(0.0))),
         ])
+    }
+
+    /// How soon a claim is fulfilled when the API server was away. Both are asked at the same time: who is asked later
+    /// has had longer to find it again.
+    fn recovery(&self) -> Result<Entry> {
+        let step = progress::step(format!("the API server is away for {} s", AWAY.as_secs()));
+        let mut times = Times::default();
+        for _ in 0..ROUNDS {
+            self.cluster.kill(Part::ApiServer)?;
+            std::thread::sleep(AWAY);
+            self.cluster.start_again(Part::ApiServer)?;
+            let [ours, theirs] = std::thread::scope(|scope| {
+                let asked = SIDES.map(|side| {
+                    scope.spawn(move || {
+                        self.times(side, "thick", &["--namespace", side.namespace(), "bound", "1"])
+                    })
+                });
+                asked.map(|one| one.join().expect("the thread does not panic"))
+            });
+            times.ours.extend(ours?);
+            times.theirs.extend(theirs?);
+        }
+        step.done();
+        Ok(Entry::ratio("claim to Bound after an outage ÷ TopoLVM", &times.ours, &times.theirs, None))
     }
 
     fn memory(&self, name: &str, most: Option<f64>) -> Result<Entry> {

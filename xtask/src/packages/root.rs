@@ -47,7 +47,7 @@ const PACKAGES: [&str; 38] = [
     "fio",
     // a Kubernetes node
     "containerd",
-    "runc",
+    "crun",
     "containernetworking-plugins",
     "iproute2",
     "iptables",

@@ -143,6 +143,8 @@ impl Stage<'_> {
         container["imagePullPolicy"] = json!("Never");
         let spec = json!({
             "terminationGracePeriodSeconds": 1,
+            // A network of its own takes an emulated node as long as all the rest of a pod.
+            "hostNetwork": true,
             "nodeSelector": node.map_or(json!({}), |node| json!({"kubernetes.io/hostname": node})),
             "containers": [container],
             "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],

@@ -94,7 +94,7 @@ impl<'a> Life<'a> {
     /// A pod that uses a claim. Returns its node, and where that has the volume.
     fn start_pod(&self, claim: &str) -> Result<Mount> {
         let spec = json!({
-            "terminationGracePeriodSeconds": 1, "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1, "restartPolicy": "Never", "hostNetwork": true,
             "containers": [{
                 "name": "shell", "image": "lab.lvms.io/busybox:1", "imagePullPolicy": "Never",
                 "command": ["sh", "-c", WRITE], "volumeMounts": [{"name": "data", "mountPath": "/data"}],
