@@ -8,9 +8,16 @@ use thiserror::Error;
 
 /// A size in an object, as it was written. It is read with [`Quantity::bytes`]: an object with a size that makes no
 /// sense is still an object.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Quantity(String);
+
+impl Default for Quantity {
+    /// The API refuses an empty text.
+    fn default() -> Quantity {
+        Quantity::of(0)
+    }
+}
 
 /// Why a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -168,6 +175,11 @@ mod tests {
 
     fn bytes(text: &str) -> Result<u64, BadQuantity> {
         Quantity::from(text).bytes()
+    }
+
+    #[test]
+    fn what_was_never_told_is_nothing_and_not_an_empty_text() {
+        assert_eq!(Quantity::default().to_string(), "0");
     }
 
     #[test]
