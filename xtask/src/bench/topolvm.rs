@@ -120,12 +120,16 @@ pub(super) fn run(lab: &Arc<Lab>, programs: &Programs) -> Result<Vec<Entry>> {
     let node = Node::prepare(&cluster)?;
     install_ours(&cluster)?;
     let bench = Bench { lab, cluster: &cluster, node };
-    let measured = bench.measure();
-    if measured.is_err() {
-        deployed::collect_logs(&cluster, "bench");
-        cluster.collect_logs();
+    let mut entries = Vec::new();
+    match bench.measure(&mut entries) {
+        Ok(()) => Ok(entries),
+        Err(error) => {
+            println!("measured before it failed:\n{}", super::table(&entries));
+            deployed::collect_logs(&cluster, "bench");
+            cluster.collect_logs();
+            Err(error)
+        }
     }
-    measured
 }
 
 fn install_ours(cluster: &Cluster) -> Result<()> {
@@ -192,9 +196,8 @@ impl Times {
 }
 
 impl Bench<'_> {
-    fn measure(&self) -> Result<Vec<Entry>> {
+    fn measure(&self, entries: &mut Vec<Entry>) -> Result<()> {
         println!("{}", self.versions()?);
-        let mut entries = Vec::new();
         for kind in ["thick", "thin"] {
             entries.extend(self.volumes(kind)?);
         }
@@ -219,7 +222,7 @@ impl Bench<'_> {
         let crowded = self.node.rss(Side::Ours)?;
         let name = format!("single-node: RSS beside {CROWD} foreign pods, claims and volumes");
         entries.push(Entry::new(&name, "MiB", &[crowded], &[], Some(AtMost(30.0))));
-        Ok(entries)
+        Ok(())
     }
 
     fn versions(&self) -> Result<String> {
