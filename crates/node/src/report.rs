@@ -1,4 +1,4 @@
-//! What this node has, as an LVMNode: written when it changes, at most once a second.
+//! What this node has, as an LVMNode: written a second after it has changed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,8 @@ use tokio::time::Instant;
 use crate::host_volumes::HostVolumes;
 use crate::known::{options, options_for};
 
-/// Between two writes.
+/// From a change to its write: what whoever waits for the change needs is written first, and others that follow are
+/// told with it.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Pools fill without LVM's knowledge: they are looked at so often, without a process.
@@ -54,9 +55,7 @@ impl Report {
             tokio::time::sleep_until(next).await;
             changes.mark_unchanged();
             configuration.mark_unchanged();
-            let written = self.write(&mut last).await;
-            next = Instant::now() + if written.is_ok() { INTERVAL } else { AGAIN };
-            match written {
+            match self.write(&mut last).await {
                 Ok(()) => {
                     told.send_replace(last.clone());
                     tokio::select! {
@@ -64,8 +63,12 @@ impl Report {
                         changed = configuration.changed() => if changed.is_err() { return },
                         () = tokio::time::sleep(LOOK) => {}
                     }
+                    next = Instant::now() + INTERVAL;
                 }
-                Err(error) => tracing::warn!(error, "what this node has could not be told"),
+                Err(error) => {
+                    tracing::warn!(error, "what this node has could not be told");
+                    next = Instant::now() + AGAIN;
+                }
             }
         }
     }

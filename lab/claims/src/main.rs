@@ -57,7 +57,7 @@ enum Act {
     Unmount { count: usize },
     /// Objects that are not the driver's business: pods, claims and volumes.
     Crowd { count: usize },
-    /// Warnings about claims and pods, one line each.
+    /// Warnings of the driver, one line each.
     Warnings,
 }
 
@@ -125,7 +125,8 @@ async fn main() -> Result<()> {
         Act::Crowd { count } => crowd::gather(&cluster, count).await?,
         Act::Warnings => {
             for event in cluster.api(&EVENT).list(&kube::api::ListParams::default()).await? {
-                if event.data["type"] == "Warning" {
+                let by = event.data["source"]["component"].as_str().unwrap_or_default();
+                if event.data["type"] == "Warning" && by.contains(&cluster.driver) {
                     println!(
                         "{} {}: {}",
                         event.data["involvedObject"]["name"], event.data["reason"], event.data["message"]
@@ -240,7 +241,8 @@ impl Cluster {
             .map(|claim| json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}}))
             .collect();
         let spec = json!({
-            "terminationGracePeriodSeconds": 0,
+            // With 0 it would be gone from the API before it is gone from its node.
+            "terminationGracePeriodSeconds": 1,
             "containers": [{
                 "name": "shell", "image": "lab.lvms.io/busybox:1", "imagePullPolicy": "Never", "volumeMounts": mounts,
             }],

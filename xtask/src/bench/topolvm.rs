@@ -163,6 +163,11 @@ fn install_ours(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// How many processes these are.
+fn number_of(started: &[(usize, String)]) -> f64 {
+    started.iter().map(|(times, _)| *times as f64).sum()
+}
+
 struct Bench<'a> {
     lab: &'a Lab,
     cluster: &'a Cluster,
@@ -212,10 +217,7 @@ impl Bench<'_> {
         ));
         entries.extend(self.idle()?);
         entries.push(self.recovery()?);
-        let warnings = self.claims(Side::Ours, "thick", &["warnings"])?;
-        let ours = warnings.lines().count();
-        print!("{warnings}");
-        entries.push(Entry::new("warnings about all claims, of both", "", &[ours as f64], &[], None));
+        entries.push(self.warnings()?);
         let step = progress::step(format!("{CROWD} foreign pods, claims and volumes"));
         self.claims(Side::Ours, "thick", &["crowd", &CROWD.to_string()])?;
         step.done();
@@ -288,14 +290,19 @@ impl Bench<'_> {
     /// What a volume costs from its claim to its end, mounted between: writes to the API and processes.
     fn costs(&self) -> Result<Vec<Entry>> {
         let step = progress::step("what a volume costs");
-        let (mut writes, mut processes) = <(Times, Times)>::default();
+        let (mut writes, mut many, mut processes) = <(Times, Times, Times)>::default();
         for side in SIDES {
+            let audit = Audit::begin()?;
+            self.claims(side, "thick", &["burst", &BURST.to_string()])?;
+            let written = audit.end()?.writes_but_leases_of(side.namespace());
+            many.of(side).push(written as f64 / BURST as f64);
             for _ in 0..ROUNDS {
                 let audit = Audit::begin()?;
-                let started = self.node.started(|| self.claims(side, "thick", &["pod"]).map(drop))?;
+                let started = self.node.started(side, || self.claims(side, "thick", &["pod"]).map(drop))?;
                 let written = audit.end()?;
                 writes.of(side).push(written.writes_but_leases_of(side.namespace()) as f64);
-                processes.of(side).push(started as f64);
+                processes.of(side).push(number_of(&started));
+                println!("{side:?}: {started:?}");
                 if side == Side::Ours {
                     println!("{}", written.story(side.namespace()));
                 }
@@ -310,6 +317,7 @@ impl Bench<'_> {
         };
         Ok(vec![
             entry("a mounted volume's life: writes to the API", &writes, 10.0),
+            entry(&format!("a volume's life, one of {BURST}: writes to the API"), &many, 10.0),
             entry("a mounted volume's life: processes", &processes, 6.0),
         ])
     }
@@ -323,7 +331,7 @@ impl Bench<'_> {
         let step = progress::step(format!("nothing happens, with {MOUNTED} mounted volumes of each"));
         let audit = Audit::begin()?;
         let before = [self.node.processor_time(Side::Ours)?, self.node.processor_time(Side::Theirs)?];
-        let started = self.node.started_by(Side::Ours, || {
+        let started = self.node.started(Side::Ours, || {
             std::thread::sleep(IDLE);
             Ok(())
         })?;
@@ -346,7 +354,7 @@ impl Bench<'_> {
         Ok(vec![
             Entry::ratio("idle: processor time", &[used[0]], &[used[1]], Some(0.1)),
             idle_writes,
-            Entry::new("idle: processes", "", &[started as f64], &[], Some(AtMost(0.0))),
+            Entry::new("idle: processes", "", &[number_of(&started)], &[], Some(AtMost(0.0))),
         ])
     }
 
@@ -372,6 +380,16 @@ impl Bench<'_> {
         }
         step.done();
         Ok(Entry::ratio("claim to Bound after an outage ÷ TopoLVM", &times.ours, &times.theirs, None))
+    }
+
+    /// Warnings about all that was asked for.
+    fn warnings(&self) -> Result<Entry> {
+        let [ours, theirs] = SIDES.map(|side| self.claims(side, "thick", &["warnings"]));
+        let (ours, theirs) = (ours?, theirs?);
+        print!("{ours}");
+        let mut entry = Entry::new("warnings", "", &[ours.lines().count() as f64], &[], Some(AtMost(0.0)));
+        entry.against = Some(theirs.lines().count() as f64);
+        Ok(entry)
     }
 
     fn memory(&self, name: &str, most: Option<f64>) -> Result<Entry> {

@@ -18,10 +18,6 @@ device-classes:
 - {name: thin, volume-group: ours-thin, type: thin, spare-gb: 0, thin-pool: {name: pool, overprovision-ratio: 10.0}}
 ";
 
-/// Programs that only those who make and mount volumes run.
-const TOOLS: &str = "nsenter|lvm|lvcreate|lvremove|lvs|vgs|lvextend|lvchange|dmsetup|mkfs[.a-z0-9]*|mke2fs|mount|umount|blkid|\
-                     wipefs|fsck[.a-z0-9]*|e2fsck|resize2fs|xfs_growfs|lvms";
-
 impl<'a> Node<'a> {
     /// Volume groups like TopoLVM's, once for lvms and once for nobody.
     pub(super) fn prepare(cluster: &'a Cluster) -> Result<Node<'a>> {
@@ -84,33 +80,38 @@ impl<'a> Node<'a> {
         Ok(text.split_whitespace().map(str::parse::<f64>).sum::<Result<f64, _>>()?)
     }
 
-    /// How many programs that make or mount volumes were started meanwhile.
-    pub(super) fn started(&self, act: impl FnOnce() -> Result<()>) -> Result<usize> {
-        self.trace(act, &format!("sched_process_exec: filename=([^ ]*/)?({TOOLS}) "))
-    }
-
-    /// How many processes those of a side have started meanwhile; its threads are none.
-    pub(super) fn started_by(&self, side: Side, act: impl FnOnce() -> Result<()>) -> Result<usize> {
-        let names = side.programs().join("|");
-        self.trace(
-            act,
-            &format!(
-                "task_newtask: .*comm=({names}|tokio-runtime-w) clone_flags=[0-9a-f]*[02468ace][0-9a-f]{{4}} "
-            ),
-        )
-    }
-
-    fn trace(&self, act: impl FnOnce() -> Result<()>, lines: &str) -> Result<usize> {
+    /// The programs that a side has started meanwhile, one line each with how often. A process counts with what it became
+    /// last; threads are none.
+    pub(super) fn started(
+        &self,
+        side: Side,
+        act: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<(usize, String)>> {
         self.guest
             .script(
                 "cd /sys/kernel/tracing
-                 echo 0 >tracing_on; echo 16384 >buffer_size_kb; echo >trace
+                 echo 0 >tracing_on; echo 16384 >buffer_size_kb; echo 1 >options/record-tgid; echo >trace
                  echo 1 >events/sched/sched_process_exec/enable; echo 1 >events/task/task_newtask/enable
                  echo 1 >tracing_on",
             )
             .run()?;
         act()?;
-        let count = format!("cd /sys/kernel/tracing; echo 0 >tracing_on; grep -Ec '{lines}' trace || true");
-        Ok(self.guest.script(&count).run()?.text().trim().parse()?)
+        let processes = side.programs().join(" ");
+        let names = format!(
+            "cd /sys/kernel/tracing; echo 0 >tracing_on
+             parents=$(for name in {processes}; do pgrep -x \"$name\"; done | paste -s -d '|')
+             children=$(grep -E \"\\( *($parents)\\) .* task_newtask: .* clone_flags=([0-9a-f]{{1,4}}|[0-9a-f]*[02468ace][0-9a-f]{{4}}) \" trace |
+                 sed 's/.*task_newtask: pid=\\([0-9]*\\) .*/\\1/')
+             for child in $children; do
+               sed -n \"s/.* sched_process_exec: filename=\\([^ ]*\\) pid=$child .*/\\1/p\" trace | tail -1 | grep . || echo '(no program)'
+             done | sort | uniq -c"
+        );
+        let text = self.guest.script(&names).limit(super::LIMIT).run()?.text();
+        text.lines()
+            .map(|line| {
+                let (count, name) = line.trim().split_once(' ').context("a number and a name")?;
+                Ok((count.parse()?, name.to_owned()))
+            })
+            .collect()
     }
 }
