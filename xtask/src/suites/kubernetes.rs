@@ -49,7 +49,6 @@ fn roles(all: bool, long: bool) -> Vec<Case> {
     let scenarios = scenarios::of_three_nodes();
     let mut cases = [CASES, protection::CASES, bad_input::CASES, &scenarios, outage].concat();
     if all {
-        cases.extend_from_slice(bad_input::RARELY);
         cases.extend_from_slice(definitions::CASES);
     }
     cases

@@ -33,15 +33,11 @@ const CASES: &[Case] = &[
         "a_snapshot_is_restored_as_it_was_though_its_origin_changed",
         a_snapshot_is_restored_as_it_was_though_its_origin_changed,
     ),
+    // The last one: lvms has the place then.
+    ("lvms_takes_over_and_gives_back_under_running_pods", lvms_takes_over_and_gives_back_under_running_pods),
 ];
 
-/// With `--all`: lvms comes in the place of TopoLVM, and goes again.
-const TAKE_OVER: &[Case] = &[(
-    "lvms_takes_over_and_gives_back_under_running_pods",
-    lvms_takes_over_and_gives_back_under_running_pods,
-)];
-
-/// With `--all`: the same where TopoLVM has its former name.
+/// With `--all`: lvms takes over where TopoLVM has its former name.
 const LEGACY: &[Case] = &[(
     "lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name",
     lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name,
@@ -59,7 +55,7 @@ const RARELY: &[Case] = &[
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    [CASES, TAKE_OVER, LEGACY, ON_LVMS, RARELY].into_iter().flat_map(cluster::names).collect()
+    [CASES, LEGACY, ON_LVMS, RARELY].into_iter().flat_map(cluster::names).collect()
 }
 
 /// Installs TopoLVM in a cluster with one node if there is a test to run, and runs them.
@@ -71,7 +67,6 @@ pub(crate) fn run(
     results: &mut Results,
 ) -> Result<()> {
     let rare = [
-        ("take-over", TAKE_OVER, Name::Present, Lvmd::Topolvm),
         ("legacy", LEGACY, Name::Legacy, Lvmd::Topolvm),
         ("lvmd", ON_LVMS, Name::Present, Lvmd::Lvms),
         ("rare", RARELY, Name::Present, Lvmd::Topolvm),

@@ -23,13 +23,11 @@ pub(super) const CASES: &[Case] = &[
         "a_wrong_configuration_is_told_and_the_last_good_one_serves_on",
         a_wrong_configuration_is_told_and_the_last_good_one_serves_on,
     ),
+    (
+        "a_volume_group_that_is_gone_is_told_until_it_is_back",
+        a_volume_group_that_is_gone_is_told_until_it_is_back,
+    ),
 ];
-
-/// What takes longer.
-pub(super) const RARELY: &[Case] = &[(
-    "a_volume_group_that_is_gone_is_told_until_it_is_back",
-    a_volume_group_that_is_gone_is_told_until_it_is_back,
-)];
 
 /// StorageClasses, what is wrong with them, and what their claims are told.
 const CLASSES: [(&str, &str, &str); 4] = [
