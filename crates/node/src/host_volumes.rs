@@ -17,11 +17,15 @@ use lvms_host::plan::volume::{Wish, is_half_made};
 use lvms_host::runner::{Linux, Runner};
 use lvms_host::units::Bytes;
 use lvms_host::volumes::Volumes as Engine;
+use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use crate::configuration::Configuration;
 use crate::known::{Found, class, class_of, find, left_for, named, options_for, unknown};
 use crate::status;
+
+/// So many volumes may be hidden before anybody looks.
+const HIDDEN: usize = 256;
 
 /// The volumes of this host.
 pub struct HostVolumes {
@@ -31,6 +35,8 @@ pub struct HostVolumes {
     pub configuration: Arc<Configuration>,
     /// Paths whose filesystems were asked how full they are and have not answered.
     pub(crate) asked: Arc<Mutex<BTreeSet<PathBuf>>>,
+    /// Volumes that were hidden: what could not be removed while it was used, perhaps can be now.
+    pub(crate) hidden: broadcast::Sender<String>,
 }
 
 /// A volume that shall be.
@@ -81,7 +87,7 @@ pub fn is_ready(engine: &Arc<Engine<Linux>>, found: &Found<'_>) -> bool {
 impl HostVolumes {
     /// Those that an engine makes as a configuration says.
     pub fn new(engine: Arc<Engine<Linux>>, configuration: Arc<Configuration>) -> HostVolumes {
-        HostVolumes { engine, configuration, asked: Arc::default() }
+        HostVolumes { engine, configuration, asked: Arc::default(), hidden: broadcast::Sender::new(HIDDEN) }
     }
 
     /// Runs what blocks on a thread for it, with the log's context. It goes on though the caller has gone.

@@ -58,12 +58,15 @@ impl NodeVolumes for HostVolumes {
     }
 
     async fn unpublish(&self, id: &str, target: PathBuf) -> Result<(), Error> {
-        let id = id.to_owned();
+        let hidden = id.to_owned();
         self.blocking(move |engine, _| {
             let target = engine.runner().real_place(&target);
-            engine.unpublish(&id, &target).map_err(|error| status::of_publish(&error))
+            engine.unpublish(&hidden, &target).map_err(|error| status::of_publish(&error))
         })
-        .await
+        .await?;
+        // Nobody listens where there are no LogicalVolumes.
+        let _ = self.hidden.send(id.to_owned());
+        Ok(())
     }
 
     async fn stats(&self, id: &str, path: PathBuf) -> Result<Stats, Error> {

@@ -128,10 +128,19 @@ impl Volumes {
     async fn follow_host(self: Arc<Self>, work: Arc<Work<String>>) {
         let mut changes = self.host.engine.watch();
         let mut configuration = self.host.configuration.watch();
+        let mut hidden = self.host.hidden.subscribe();
         loop {
             let changed = tokio::select! {
                 changed = changes.changed() => changed,
                 changed = configuration.changed() => changed,
+                // What is missed is tried again later.
+                hidden = hidden.recv() => {
+                    let is_hidden = |object: &LogicalVolume| hidden.as_deref().is_ok_and(|id| object.lv() == id);
+                    for object in self.objects.filter(|object| object.is_deleted() && is_hidden(object)) {
+                        work.add(object.name().to_owned());
+                    }
+                    continue;
+                }
             };
             if changed.is_err() {
                 return std::future::pending().await;
