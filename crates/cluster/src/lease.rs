@@ -45,6 +45,8 @@ pub struct Candidate {
     identity: String,
     timing: Timing,
     seen: Option<Seen>,
+    /// Why the last attempt failed, if it did.
+    trouble: Option<String>,
 }
 
 /// A state of the lease, and since when it is known.
@@ -73,6 +75,7 @@ impl Candidate {
             identity: identity.to_owned(),
             timing,
             seen: None,
+            trouble: None,
         }
     }
 
@@ -124,18 +127,21 @@ impl Candidate {
 
     /// Tries to have the lease, or to renew it, for so long. Says whether it is ours.
     async fn attempt(&mut self, limit: Duration) -> bool {
-        match timeout(limit, self.try_once()).await {
-            Ok(Ok(ours)) => ours,
-            Ok(Err(error)) if is_conflict(&error) => false,
-            Ok(Err(error)) => {
-                tracing::warn!(lease = self.name, error = %chain(&error), "the lease cannot be had");
-                false
+        let (ours, trouble) = match timeout(limit, self.try_once()).await {
+            Ok(Ok(ours)) => (ours, None),
+            Ok(Err(error)) if is_conflict(&error) => (false, None),
+            Ok(Err(error)) => (false, Some(chain(&error))),
+            Err(_) => (false, Some("the API does not answer".to_owned())),
+        };
+        // Told once, however long it lasts.
+        if trouble != self.trouble {
+            match &trouble {
+                Some(error) => tracing::warn!(lease = self.name, error, "the lease cannot be had"),
+                None => tracing::info!(lease = self.name, "the API answers about the lease again"),
             }
-            Err(_) => {
-                tracing::warn!(lease = self.name, "the API does not answer about the lease");
-                false
-            }
+            self.trouble = trouble;
         }
+        ours
     }
 
     async fn try_once(&mut self) -> Result<bool, kube::Error> {
