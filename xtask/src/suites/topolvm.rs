@@ -23,22 +23,6 @@ use crate::{deployed, driver, peers};
 
 const CASES: &[Case] = &[
     ("one_node_is_ready_and_its_pod_reaches_a_service", cluster::a_pod_on_each_node_reaches_a_service),
-    // The last one: lvms has the place then.
-    ("lvms_takes_over_and_gives_back_under_running_pods", lvms_takes_over_and_gives_back_under_running_pods),
-];
-
-/// With `--all`: lvms takes over where TopoLVM has its former name.
-const LEGACY: &[Case] = &[(
-    "lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name",
-    lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name,
-)];
-
-/// With `--all`: lvms serves lvmd's protocol and no lvmd runs.
-const ON_LVMS: &[Case] =
-    &[("topolvm_works_on_lvms_in_the_place_of_lvmd", topolvm_works_on_lvms_in_the_place_of_lvmd)];
-
-/// With `--all`: they tell of the peer alone, which the take-over needs in good health, too.
-const RARELY: &[Case] = &[
     (
         "a_thick_volume_keeps_its_data_when_its_pod_is_made_again",
         a_thick_volume_keeps_its_data_when_its_pod_is_made_again,
@@ -49,13 +33,33 @@ const RARELY: &[Case] = &[
         "a_snapshot_is_restored_as_it_was_though_its_origin_changed",
         a_snapshot_is_restored_as_it_was_though_its_origin_changed,
     ),
+];
+
+/// With `--all`: lvms comes in the place of TopoLVM, and goes again.
+const TAKE_OVER: &[Case] = &[(
+    "lvms_takes_over_and_gives_back_under_running_pods",
+    lvms_takes_over_and_gives_back_under_running_pods,
+)];
+
+/// With `--all`: the same where TopoLVM has its former name.
+const LEGACY: &[Case] = &[(
+    "lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name",
+    lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name,
+)];
+
+/// With `--all`: lvms serves lvmd's protocol and no lvmd runs.
+const ON_LVMS: &[Case] =
+    &[("topolvm_works_on_lvms_in_the_place_of_lvmd", topolvm_works_on_lvms_in_the_place_of_lvmd)];
+
+/// With `--all`: they take long, and tell of the peer alone.
+const RARELY: &[Case] = &[
     ("csi_sanity_passes_on_thick_volumes", csi_sanity_passes_on_thick_volumes),
     ("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes),
 ];
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    [CASES, LEGACY, ON_LVMS, RARELY].into_iter().flat_map(cluster::names).collect()
+    [CASES, TAKE_OVER, LEGACY, ON_LVMS, RARELY].into_iter().flat_map(cluster::names).collect()
 }
 
 /// Installs TopoLVM in a cluster with one node if there is a test to run, and runs them.
@@ -67,6 +71,7 @@ pub(crate) fn run(
     results: &mut Results,
 ) -> Result<()> {
     let rare = [
+        ("take-over", TAKE_OVER, Name::Present, Lvmd::Topolvm),
         ("legacy", LEGACY, Name::Legacy, Lvmd::Topolvm),
         ("lvmd", ON_LVMS, Name::Present, Lvmd::Lvms),
         ("rare", RARELY, Name::Present, Lvmd::Topolvm),
