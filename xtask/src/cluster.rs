@@ -2,8 +2,8 @@
 //!
 //! - [`programs`]: which version, its programs, and the image that nodes run them from.
 //! - [`certificates`]: made for the run.
-//! - [`control_plane`]: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
-//! - [`node`]: containerd, kubelet, kube-proxy in a guest.
+//! - [`control_plane`]: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kube-proxy.
+//! - [`node`]: containerd, kubelet in a guest.
 //! - [`images`]: container images without a registry.
 
 mod certificates;

@@ -1,14 +1,15 @@
 //! Virtual machines: a kernel, a root image, disks that can be plugged, broken and cut off, and programs run inside.
 
-pub(crate) mod accelerator;
+mod bus;
 mod command;
 mod console;
+pub(crate) mod kernel;
 mod machine;
 pub(crate) mod medium;
-mod nbd;
-mod qemu;
-mod qmp;
+mod scsi;
 mod shell;
+mod start;
+mod store;
 
 pub(crate) use machine::{Guest, Spec};
 pub(crate) use shell::shell;

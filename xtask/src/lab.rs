@@ -21,10 +21,9 @@ use serde::{Deserialize, Serialize};
 use crate::cache::Cache;
 use crate::cluster::programs::{NodeFile, Programs, Version};
 use crate::guest::Guest;
-use crate::guest::accelerator::{self, Accelerator};
+use crate::guest::kernel::{self, Kernel};
 use crate::guest::medium::Medium;
 use crate::lab::network::Network;
-use crate::packages::initramfs;
 use crate::packages::root::{self, Root};
 use crate::suites::Suite;
 use crate::workspace;
@@ -33,7 +32,7 @@ use crate::workspace;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Prepared {
     root: Root,
-    accelerator: Accelerator,
+    kernel: Kernel,
     /// Test binaries that run in guests, by their names in the share.
     pub(crate) tests: Vec<PathBuf>,
     /// Suites of tests to run.
@@ -54,16 +53,11 @@ impl Prepared {
         let agent = workspace::build_static("lab-agent")?;
         fs::create_dir_all(run.join("share"))?;
         fs::copy(std::env::current_exe()?, run.join("share/xtask"))?;
-        let initramfs = run.join("initramfs");
-        initramfs::write(&initramfs, &agent, &root.drivers)?;
-        let accelerator = accelerator::choose(cache, &root, &initramfs)?;
+        let kernel = kernel::choose(cache, &root, &agent, run)?;
         static TOLD: Once = Once::new();
-        TOLD.call_once(|| match accelerator {
-            Accelerator::Kvm => eprintln!("  guests run with KVM"),
-            Accelerator::Emulation => eprintln!("  guests run under emulation: no guest boots with KVM here"),
-        });
+        TOLD.call_once(|| eprintln!("  guests run with {}", kernel.accelerator.told()));
         let claims = PathBuf::from("claims");
-        Ok(Prepared { root, accelerator, tests: Vec::new(), suites: Vec::new(), claims, programs: None })
+        Ok(Prepared { root, kernel, tests: Vec::new(), suites: Vec::new(), claims, programs: None })
     }
 
     /// Makes ready what a cluster needs; `more` are files for its nodes.
@@ -118,8 +112,7 @@ impl Prepared {
 /// The lab that this process is in.
 pub(crate) struct Lab {
     pub(crate) root: Root,
-    pub(crate) accelerator: Accelerator,
-    pub(crate) initramfs: PathBuf,
+    pub(crate) kernel: Kernel,
     /// What guests see as `/lab`.
     pub(crate) share: PathBuf,
     pub(crate) network: Network,
@@ -131,8 +124,7 @@ impl Lab {
     pub(crate) fn start(prepared: &Prepared) -> Result<Arc<Lab>> {
         let lab = Arc::new(Lab {
             root: prepared.root.clone(),
-            accelerator: prepared.accelerator,
-            initramfs: "initramfs".into(),
+            kernel: prepared.kernel.clone(),
             share: "share".into(),
             network: Network::up()?,
             guests: Mutex::default(),

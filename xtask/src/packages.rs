@@ -6,3 +6,4 @@ pub(crate) mod go;
 pub(crate) mod initramfs;
 pub(crate) mod machine;
 pub(crate) mod root;
+pub(crate) mod user_mode;

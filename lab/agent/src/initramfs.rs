@@ -1,6 +1,6 @@
 //! From the initramfs into the root image: drivers, an overlay over the read-only image, and on.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -9,7 +9,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use rustix::mount::{MountFlags, mount, mount_move};
+use rustix::mount::{MountFlags, mount_move};
 
 use crate::Result;
 use crate::cmdline::Cmdline;
@@ -25,18 +25,19 @@ pub(crate) fn enter() -> Result<()> {
         fs::create_dir_all(target)?;
         mount(kind, target, kind, MountFlags::empty(), None)?;
     }
-    if Cmdline::read()?.probe {
+    let line = Cmdline::read()?;
+    if line.probe {
         println!("{}", lab_protocol::agent::READY);
         rustix::system::reboot(rustix::system::RebootCommand::PowerOff)?;
     }
     for driver in fs::read_to_string(DRIVERS)?.lines() {
         load(Path::new("/drivers").join(driver).as_path())?;
     }
-    let image = disk_with_serial("lab-root")?.ok_or("no disk with the serial lab-root")?;
+    let image = image(&line, "lab-root")?.ok_or("no disk with the serial lab-root")?;
     for directory in ["/image", "/top", "/system"] {
         fs::create_dir_all(directory)?;
     }
-    mount(&image, "/image", "ext4", MountFlags::RDONLY | MountFlags::NOATIME, None)?;
+    mount(image, "/image", "ext4", MountFlags::RDONLY | MountFlags::NOATIME, None)?;
     mount("top", "/top", "tmpfs", MountFlags::NOATIME, Some(c"mode=0755,size=90%"))?;
     fs::create_dir("/top/upper")?;
     fs::create_dir("/top/work")?;
@@ -56,6 +57,19 @@ pub(crate) fn enter() -> Result<()> {
     Err(Command::new(AGENT).arg("system").exec().into())
 }
 
+/// Mounts, and says what if it fails.
+pub(crate) fn mount(
+    source: impl AsRef<Path>,
+    target: impl AsRef<Path>,
+    kind: &str,
+    flags: MountFlags,
+    options: Option<&CStr>,
+) -> Result<()> {
+    let (source, target) = (source.as_ref(), target.as_ref());
+    rustix::mount::mount(source, target, kind, flags, options)
+        .map_err(|error| format!("{} ({kind}) on {}: {error}", source.display(), target.display()).into())
+}
+
 fn load(driver: &Path) -> Result<()> {
     let file = fs::File::open(driver).map_err(|error| format!("{}: {error}", driver.display()))?;
     // Debian up to 12 ships drivers as they are; later ones compress them and the kernel unpacks.
@@ -67,18 +81,22 @@ fn load(driver: &Path) -> Result<()> {
     }
 }
 
-/// The virtio disk with this serial number, once the kernel has found it.
-pub(crate) fn disk_with_serial(serial: &str) -> Result<Option<PathBuf>> {
+/// The device with this image of the lab, once the kernel has found it.
+pub(crate) fn image(line: &Cmdline, name: &str) -> Result<Option<PathBuf>> {
+    if let Some(user_mode) = &line.user_mode {
+        let letter = user_mode.images.iter().zip('a'..='z').find(|(image, _)| *image == name);
+        return Ok(letter.map(|(_, letter)| PathBuf::from(format!("/dev/ubd{letter}"))));
+    }
     // Virtio disks are found before their driver's load returns; the tries are for a machine under load.
     for _ in 0..50 {
         for entry in fs::read_dir("/sys/block")? {
             let entry = entry?;
             let found = fs::read_to_string(entry.path().join("serial")).unwrap_or_default();
-            if found.trim_end() == serial {
+            if found.trim_end() == name {
                 return Ok(Some(Path::new("/dev").join(entry.file_name())));
             }
         }
-        if serial != "lab-root" {
+        if name != "lab-root" {
             return Ok(None);
         }
         sleep(Duration::from_millis(100));

@@ -1,29 +1,30 @@
 //! Process 1: makes a Linux host of the root image, then adopts orphans for ever.
 
+use std::ffi::CString;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount_bind, mount_change};
 use rustix::process::WaitOptions;
 
 use crate::Result;
 use crate::cmdline::Cmdline;
-use crate::initramfs::{AGENT, disk_with_serial};
+use crate::initramfs::{AGENT, image, mount};
 
 /// What must outlive a power cut, if the guest has a state disk.
 const STATE: [&str; 3] = ["etc/lvm", "var/lib/containerd", "var/lib/kubelet"];
 
 pub(crate) fn start() -> Result<()> {
     let line = Cmdline::read()?;
-    mounts()?;
+    mounts(&line)?;
     rustix::system::sethostname(line.name.as_bytes())?;
     fs::write("/etc/hostname", format!("{}\n", line.name))?;
     fs::write("/etc/hosts", format!("127.0.0.1 localhost {}\n", line.name))?;
     network(&line)?;
     if line.state {
-        state()?;
+        state(&line)?;
     }
     lvm_policy(&line)?;
     if line.udev {
@@ -55,7 +56,7 @@ pub(crate) fn start() -> Result<()> {
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/lab/bin";
 
-fn mounts() -> Result<()> {
+fn mounts(line: &Cmdline) -> Result<()> {
     let plain = MountFlags::empty();
     mount("run", "/run", "tmpfs", plain, Some(c"mode=0755"))?;
     mount("tmp", "/tmp", "tmpfs", plain, Some(c"mode=1777"))?;
@@ -63,8 +64,6 @@ fn mounts() -> Result<()> {
         ("devpts", "/dev/pts", Some(c"mode=0620,ptmxmode=0666")),
         ("tmpfs", "/dev/shm", Some(c"mode=1777")),
         ("cgroup2", "/sys/fs/cgroup", None),
-        ("debugfs", "/sys/kernel/debug", None),
-        ("tracefs", "/sys/kernel/tracing", None),
     ] {
         fs::create_dir_all(target)?;
         mount(kind, target, kind, plain, options)?;
@@ -72,22 +71,48 @@ fn mounts() -> Result<()> {
     for directory in ["/run/lock", "/run/lvm", "/lab", "/opt/lab"] {
         fs::create_dir_all(directory)?;
     }
-    mount(
-        "lab",
-        "/lab",
-        "9p",
-        MountFlags::RDONLY,
-        Some(c"trans=virtio,version=9p2000.L,msize=512000,cache=loose"),
-    )?;
-    if let Some(programs) = disk_with_serial("lab-programs")? {
+    match &line.user_mode {
+        Some(user_mode) => {
+            let version = Path::new(&user_mode.drivers).file_name().ok_or("the drivers have no version")?;
+            let drivers = Path::new("/usr/lib/modules").join(version);
+            fs::create_dir_all(&drivers)?;
+            mount_of_machine(&user_mode.share, Path::new("/lab"))?;
+            clock_speed()?;
+            mount_of_machine(&user_mode.drivers, &drivers)?;
+        }
+        None => {
+            mount("debugfs", "/sys/kernel/debug", "debugfs", plain, None)?;
+            mount("tracefs", "/sys/kernel/tracing", "tracefs", plain, None)?;
+            let options = c"trans=virtio,version=9p2000.L,msize=512000,cache=loose";
+            mount("lab", "/lab", "9p", MountFlags::RDONLY, Some(options))?;
+        }
+    }
+    if let Some(programs) = image(line, "lab-programs")? {
         mount(programs, "/opt/lab", "ext4", MountFlags::RDONLY, None)?;
     }
     mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
     Ok(())
 }
 
+/// Mounts a directory of the machine whose program this kernel is.
+fn mount_of_machine(directory: &str, target: &Path) -> Result<()> {
+    let directory = CString::new(directory)?;
+    mount("machine", target, "hostfs", MountFlags::RDONLY, Some(directory.as_c_str()))
+}
+
+/// The kubelet wants to know the processor's clock, which a kernel in user mode does not tell.
+fn clock_speed() -> Result<()> {
+    let known = fs::read_to_string("/proc/cpuinfo")?;
+    fs::write("/run/cpuinfo", format!("{}\ncpu MHz\t\t: 1000.000\n\n", known.trim_end()))?;
+    mount_bind("/run/cpuinfo", "/proc/cpuinfo")?;
+    Ok(())
+}
+
 fn network(line: &Cmdline) -> Result<()> {
     let mut batch = "link set lo up\n".to_owned();
+    if line.user_mode.is_some() {
+        batch += "link set vec0 name eth0\n";
+    }
     if let Some(address) = &line.address {
         batch += &format!("link set eth0 up\naddress add {address}/16 dev eth0\n");
         batch += &format!("route add default via {}\n", line.gateway);
@@ -101,8 +126,8 @@ fn network(line: &Cmdline) -> Result<()> {
     Ok(())
 }
 
-fn state() -> Result<()> {
-    let disk = disk_with_serial("lab-state")?.ok_or("the state disk is missing")?;
+fn state(line: &Cmdline) -> Result<()> {
+    let disk = image(line, "lab-state")?.ok_or("the state disk is missing")?;
     fs::create_dir_all("/state")?;
     mount(disk, "/state", "ext4", MountFlags::NOATIME, None)?;
     for directory in STATE {

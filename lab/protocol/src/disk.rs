@@ -52,7 +52,7 @@ impl Disk {
 
 /// The link that udev makes for the disk with this serial number.
 pub fn link_by_id(serial: &str) -> String {
-    format!("/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_{serial}")
+    format!("/dev/disk/by-id/scsi-0LVMS_LAB_DISK_{serial}")
 }
 
 /// What is wrong with a disk from now on.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::certificates::{Authority, token_keys};
+use super::node::{self, PODS};
 use super::programs::Programs;
 use super::{Options, kubectl};
 use crate::lab::Lab;
@@ -24,6 +25,8 @@ pub(crate) enum Part {
     ApiServer,
     ControllerManager,
     Scheduler,
+    /// One for all nodes: what they send to a service's address comes by the lab, and goes on to a pod from here.
+    Proxy,
 }
 
 impl Part {
@@ -34,6 +37,7 @@ impl Part {
             Part::ApiServer => "kube-apiserver",
             Part::ControllerManager => "kube-controller-manager",
             Part::Scheduler => "kube-scheduler",
+            Part::Proxy => "kube-proxy",
         }
     }
 }
@@ -53,7 +57,7 @@ pub(super) struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts all four. Returns when the API server is ready.
+    /// Starts all of them. Returns when the API server is ready.
     pub(super) fn start(
         lab: &Lab,
         programs: &Programs,
@@ -99,6 +103,12 @@ impl ControlPlane {
         plane.add(Part::ControllerManager, program(Part::ControllerManager), &manager, &gates)?;
         let scheduler = format!("{client} --kubeconfig=pki/scheduler.kubeconfig");
         plane.add(Part::Scheduler, program(Part::Scheduler), &scheduler, &gates)?;
+        let proxy = format!(
+            "--kubeconfig=pki/proxy.kubeconfig --hostname-override={} --cluster-cidr={PODS} --proxy-mode=iptables \
+             --masquerade-all --bind-address={address} --conntrack-max-per-core=0 --conntrack-min=0",
+            node::name(0)
+        );
+        plane.add(Part::Proxy, program(Part::Proxy), &proxy, &gates)?;
         Ok(plane)
     }
 
@@ -185,9 +195,11 @@ fn write_files(address: Ipv4Addr, authority: &Authority) -> Result<()> {
     let (private, public) = token_keys()?;
     fs::write("pki/tokens.key", private)?;
     fs::write("pki/tokens.pub", public)?;
-    for (file, user) in
-        [("controller-manager", "system:kube-controller-manager"), ("scheduler", "system:kube-scheduler")]
-    {
+    for (file, user) in [
+        ("controller-manager", "system:kube-controller-manager"),
+        ("scheduler", "system:kube-scheduler"),
+        ("proxy", "system:kube-proxy"),
+    ] {
         fs::write(format!("pki/{file}.kubeconfig"), authority.kubeconfig(address, user, &[])?)?;
     }
     fs::write(super::ADMIN, authority.kubeconfig(address, "admin", &["system:masters"])?)?;

@@ -114,9 +114,7 @@ impl Programs {
         fs::create_dir_all(tree.join("bin"))?;
         fs::create_dir_all(tree.join("images"))?;
         images::write(&tree.join("images").join(images::OWN), &images::own(&root.busybox, &pod))?;
-        for program in ["kubelet", "kube-proxy"] {
-            fs::copy(kubernetes.join(program), tree.join("bin").join(program))?;
-        }
+        fs::copy(kubernetes.join("kubelet"), tree.join("bin/kubelet"))?;
         for (path, source) in more {
             fs::copy(source, tree.join(path))?;
         }

@@ -1,10 +1,9 @@
 //! One virtual machine of a lab, from power-on to power-off, as often as one likes.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,14 +11,13 @@ use anyhow::{Context, Result, bail};
 use lab_protocol::agent::READY;
 use lab_protocol::disk::{Cut, Disk, Fault, GIB};
 use lab_protocol::needs;
-use serde_json::json;
 
-use super::accelerator::Accelerator;
+use super::bus::Bus;
 use super::command::{Command, Connections, write_file};
 use super::console::Console;
+use super::kernel::Accelerator;
 use super::medium::Medium;
-use super::qemu;
-use super::qmp::Qmp;
+use super::start::{Start, Surroundings};
 use crate::lab::Lab;
 use crate::process;
 
@@ -71,11 +69,8 @@ struct Power {
 }
 
 struct Running {
-    qemu: Child,
-    monitor: Qmp,
-    /// Names QEMU gave to plugged media, by serial number.
-    nodes: BTreeMap<String, String>,
-    plugged: u32,
+    guest: Child,
+    disks: Bus,
 }
 
 impl Guest {
@@ -117,44 +112,28 @@ impl Guest {
             bail!("{} is running", self.spec.name);
         }
         power.console.begin()?;
-        let monitor = self.lab.path(&format!("{}.monitor", self.spec.name));
-        let _ = fs::remove_file(&monitor);
-        let mut qemu = self.start_qemu(power.console.path(), &monitor)?;
-        let connected = Qmp::connect(&monitor).and_then(|mut monitor| {
-            let mut running = BTreeMap::new();
-            let mut plugged = 0;
-            for medium in lock(&self.media).iter() {
-                plugged += 1;
-                running.insert(medium.disk.serial.clone(), self.attach(&mut monitor, medium, plugged)?);
-            }
-            monitor.execute("cont", json!({}))?;
-            Ok((monitor, running, plugged))
-        });
-        let log = power.console.path().with_extension("qemu.log");
-        let (monitor, nodes, plugged) = match connected {
-            Ok(connected) => connected,
-            Err(error) => {
-                let _ = qemu.kill();
-                qemu.wait()?;
-                let said = fs::read_to_string(&log).unwrap_or_default();
-                return Err(error).with_context(|| format!("QEMU says: {}", process::last_lines(&said, 5)));
-            }
-        };
+        let socket = self.lab.path(&format!("{}.disks", self.spec.name));
+        let mut disks = Bus::serve(&socket, &self.spec.name, &lock(&self.media))?;
+        let mut guest = self.start(power.console.path(), socket)?;
+        if self.lab.kernel.accelerator == Accelerator::UserMode {
+            disks.belongs_to(guest.id());
+        }
         let deadline = Instant::now() + BOOT_LIMIT;
         while !power.console.text().contains(READY) {
-            let ended = qemu.try_wait()?;
+            let ended = guest.try_wait()?;
             if ended.is_some() || Instant::now() > deadline {
-                let _ = qemu.kill();
-                qemu.wait()?;
-                bail!("{} did not boot: {}", self.spec.name, power.console.last_words());
+                end(&mut guest, &mut disks)?;
+                let log = fs::read_to_string(power.console.path().with_extension("log")).unwrap_or_default();
+                let log = process::last_lines(&log, 5);
+                bail!("{} did not boot: {}\n{log}", self.spec.name, power.console.last_words());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        power.running = Some(Running { qemu, monitor, nodes, plugged });
+        power.running = Some(Running { guest, disks });
         Ok(())
     }
 
-    fn start_qemu(&self, console: &Path, monitor: &Path) -> Result<Child> {
+    fn start(&self, console: &Path, disks: PathBuf) -> Result<Child> {
         let (spec, lab) = (&self.spec, &self.lab);
         let flag = |key: &str, on: bool| format!(" lab.{key}={}", u8::from(on));
         let mut words = format!("lab.name={} lab.address={}", spec.name, self.address);
@@ -166,47 +145,30 @@ impl Guest {
         let mut images = vec![(lab.root.image.as_path(), "lab-root", false)];
         images.extend(self.state.iter().map(|path| (path.as_path(), "lab-state", true)));
         images.extend(spec.programs.iter().map(|path| (path.as_path(), "lab-programs", false)));
-        let start = qemu::Start {
-            accelerator: lab.accelerator,
-            kernel: &lab.root.kernel,
-            initramfs: &lab.initramfs,
+        let start = Start {
+            kernel: &lab.kernel,
             // With several emulated processors a kernel that patches its own code, as it does when it loads a driver,
             // hangs once in some hundred boots.
-            cpus: if lab.accelerator == Accelerator::Kvm { spec.cpus } else { 1 },
+            cpus: if lab.kernel.accelerator == Accelerator::Kvm { spec.cpus } else { 1 },
             memory_mib: spec.memory_mib,
             words,
             console,
-            surroundings: Some(qemu::Surroundings {
-                monitor: monitor.to_owned(),
+            surroundings: Some(Surroundings {
+                disks,
                 tap: format!("tap{}", self.number),
                 hardware_address: format!("52:54:00:00:00:{:02x}", self.number),
                 share: &lab.share,
                 images,
             }),
         };
-        let log = File::options().create(true).append(true).open(console.with_extension("qemu.log"))?;
-        let mut qemu = process::program("qemu-system-x86_64");
-        qemu.args(start.arguments()).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        qemu.spawn().context("qemu-system-x86_64")
-    }
-
-    fn attach(&self, monitor: &mut Qmp, medium: &Medium, number: u32) -> Result<String> {
-        let node = format!("disk{number}");
-        monitor.execute("blockdev-add", medium.blockdev(&node, &self.spec.name))?;
-        monitor.execute("device_add", medium.device(&node))?;
-        Ok(node)
+        start.spawn(Path::new("."))
     }
 
     /// Plugs in a disk.
     pub(crate) fn plug(&self, medium: &Arc<Medium>) -> Result<()> {
         let mut power = lock(&self.power);
         let running = power.running()?;
-        if running.nodes.contains_key(&medium.disk.serial) {
-            bail!("{} has a disk {} already: serial numbers must differ", self.spec.name, medium.disk.serial);
-        }
-        running.plugged += 1;
-        let node = self.attach(&mut running.monitor, medium, running.plugged)?;
-        running.nodes.insert(medium.disk.serial.clone(), node);
+        running.disks.plug(medium)?;
         lock(&self.media).push(Arc::clone(medium));
         Ok(())
     }
@@ -222,14 +184,7 @@ impl Guest {
     pub(crate) fn unplug(&self, serial: &str) -> Result<()> {
         let mut power = lock(&self.power);
         let running = power.running()?;
-        let node = running
-            .nodes
-            .remove(serial)
-            .with_context(|| format!("no disk {serial} in {}", self.spec.name))?;
-        let device = format!("{node}-device");
-        running.monitor.execute("device_del", json!({"id": device}))?;
-        running.monitor.await_deleted(&device)?;
-        running.monitor.execute("blockdev-del", json!({"node-name": node}))?;
+        running.disks.unplug(serial)?;
         let mut media = lock(&self.media);
         if let Some(position) = media.iter().position(|medium| medium.disk.serial == serial) {
             lock(&self.pulled).push(media.remove(position));
@@ -274,8 +229,7 @@ impl Guest {
             bail!("disk {} cannot lose unflushed writes: ask for a disk with faults", medium.disk.serial);
         }
         if let Some(mut running) = power.running.take() {
-            running.qemu.kill()?;
-            running.qemu.wait()?;
+            end(&mut running.guest, &mut running.disks)?;
             power.cuts += 1;
         }
         self.connections.break_all();
@@ -294,7 +248,7 @@ impl Guest {
     pub(crate) fn is_running(&self) -> bool {
         let mut power = lock(&self.power);
         match &mut power.running {
-            Some(running) => matches!(running.qemu.try_wait(), Ok(None)),
+            Some(running) => matches!(running.guest.try_wait(), Ok(None)),
             None => false,
         }
     }
@@ -336,6 +290,14 @@ impl Power {
     fn running(&mut self) -> Result<&mut Running> {
         self.running.as_mut().context("the guest has no power")
     }
+}
+
+/// Ends a guest, and what was under way on its disks.
+fn end(guest: &mut Child, disks: &mut Bus) -> Result<()> {
+    guest.kill()?;
+    guest.wait()?;
+    disks.close();
+    Ok(())
 }
 
 fn state_disk(lab: &Lab, guest: &str) -> Result<PathBuf> {

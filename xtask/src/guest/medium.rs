@@ -1,4 +1,4 @@
-//! What a disk's bytes are kept on: a sparse file, with a server before it if it shall be breakable.
+//! A disk of the lab: what it looks like, and where its bytes are.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,21 +6,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail};
 use lab_protocol::disk::{Cut, Disk, Fault};
-use serde_json::{Value, json};
 
-use super::nbd::Server;
+use super::store::Store;
 
 /// A disk of the lab. It outlives the guests it is plugged into, and can be in several at a time.
 pub(crate) struct Medium {
     /// What it looks like; the serial number is set.
     pub(crate) disk: Disk,
+    pub(crate) store: Store,
     path: PathBuf,
-    socket: PathBuf,
-    server: Option<Server>,
 }
 
 impl Medium {
-    /// A blank disk. `directory` is relative, so that the socket's path is short wherever the checkout lies.
+    /// A blank disk.
     pub(crate) fn create(directory: &Path, mut disk: Disk) -> Result<Medium> {
         static COUNT: AtomicU32 = AtomicU32::new(1);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -43,62 +41,35 @@ impl Medium {
             );
         }
         let path = directory.join(format!("disk-{number}.img"));
-        let socket = directory.join(format!("disk-{number}.sock"));
         let file = File::options().create_new(true).read(true).write(true).open(&path);
         let file = file.with_context(|| path.display().to_string())?;
         file.set_len(disk.size)?;
-        let server = if disk.faults { Some(Server::start(file, &socket)?) } else { None };
-        Ok(Medium { disk, path, socket, server })
+        let store = Store::new(file, disk.faults)?;
+        Ok(Medium { disk, store, path })
     }
 
     /// From now on this is wrong with the disk, for this guest.
     pub(crate) fn set_fault(&self, guest: &str, fault: Fault) -> Result<()> {
-        let Some(server) = &self.server else {
-            bail!("disk {} cannot be broken: ask for a disk with faults", self.disk.serial)
-        };
-        server.set_fault(guest, fault);
+        if !self.disk.faults {
+            bail!("disk {} cannot be broken: ask for a disk with faults", self.disk.serial);
+        }
+        self.store.set_fault(guest, fault);
         Ok(())
     }
 
     /// What happens to the disk when a guest's power goes.
     pub(crate) fn after(&self, cut: Cut, guest: &str) -> Result<()> {
-        match (&self.server, cut) {
-            (Some(server), Cut::LoseUnflushed) => server.lose_unflushed(guest),
-            (Some(server), Cut::Kill) => server.keep_unflushed(guest)?,
-            (None, Cut::Kill | Cut::LoseUnflushed) => {}
+        match cut {
+            Cut::LoseUnflushed => self.store.lose_unflushed(guest),
+            Cut::Kill => self.store.keep_unflushed(guest)?,
         }
         Ok(())
-    }
-
-    /// QEMU's side of it.
-    pub(crate) fn blockdev(&self, node: &str, guest: &str) -> Value {
-        match self.server {
-            Some(_) => json!({
-                "driver": "nbd", "node-name": node, "export": guest, "discard": "unmap",
-                "server": {"type": "unix", "path": self.socket},
-            }),
-            None => json!({
-                "driver": "raw", "node-name": node, "discard": "unmap",
-                "file": {"driver": "file", "filename": self.path, "locking": "off", "discard": "unmap"},
-            }),
-        }
-    }
-
-    /// The guest's side of it.
-    pub(crate) fn device(&self, node: &str) -> Value {
-        json!({
-            "driver": "scsi-hd", "bus": "scsi.0", "id": format!("{node}-device"), "drive": node,
-            "serial": self.disk.serial, "device_id": self.disk.serial, "share-rw": true, "write-cache": "on",
-            "logical_block_size": self.disk.sector, "physical_block_size": 4096,
-            "rotation_rate": if self.disk.rotational { 7200 } else { 1 },
-        })
     }
 }
 
 impl Drop for Medium {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
-        let _ = fs::remove_file(&self.socket);
     }
 }
 

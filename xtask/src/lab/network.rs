@@ -1,6 +1,7 @@
 //! The lab's own network: a bridge with an address, a tap device per guest, routes to the pods of each node.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::net::Ipv4Addr;
 use std::sync::{Mutex, PoisonError};
 
@@ -24,6 +25,8 @@ impl Network {
             "link set lo up\nlink add {BRIDGE} type bridge forward_delay 0\naddress add {}/16 dev {BRIDGE}\nlink set {BRIDGE} up\n",
             network.gateway()
         ))?;
+        // Nodes reach services by way of the lab.
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
         Ok(network)
     }
 
@@ -41,7 +44,11 @@ impl Network {
     pub(crate) fn new_tap(&self) -> Result<u8> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let number = (0..200).find(|number| !used.contains(number)).context("200 guests are enough")?;
-        ip(&format!("tuntap add dev tap{number} mode tap\nlink set tap{number} master {BRIDGE} up\n"))?;
+        // A guest's packet for a service may go back to it.
+        ip(&format!(
+            "tuntap add dev tap{number} mode tap\nlink set tap{number} master {BRIDGE} up\n\
+             link set tap{number} type bridge_slave hairpin on\n"
+        ))?;
         used.insert(number);
         Ok(number)
     }

@@ -21,6 +21,9 @@ const DRIVERS: [&str; 10] = [
     "overlay",
 ];
 
+/// Its name in a run's directory.
+pub(crate) const NAME: &str = "initramfs";
+
 /// Writes an initramfs with this agent and drivers of this kernel.
 pub(crate) fn write(path: &Path, agent: &Path, drivers: &Path) -> Result<()> {
     let order = load_order(&fs::read_to_string(drivers.join("modules.dep"))?, &DRIVERS)?;

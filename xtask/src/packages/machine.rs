@@ -13,9 +13,10 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 6] = [
+const TOOLS: [Tool; 7] = [
     Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" },
     Tool { program: "ip", package: "iproute2" },
+    Tool { program: "iptables", package: "iptables" },
     Tool { program: "unshare", package: "util-linux" },
     Tool { program: "setpriv", package: "util-linux" },
     Tool { program: "nsenter", package: "util-linux" },

@@ -115,14 +115,14 @@ pub(crate) fn root(cache: &Cache) -> Result<Root> {
 }
 
 /// Whose packages they are.
-struct Distribution {
+pub(super) struct Distribution {
     id: String,
-    version: String,
+    pub(super) version: String,
     kernel: &'static str,
 }
 
 impl Distribution {
-    fn of_this_machine() -> Result<Distribution> {
+    pub(super) fn of_this_machine() -> Result<Distribution> {
         let text = fs::read_to_string("/etc/os-release").context("/etc/os-release")?;
         let field = |key: &str| {
             let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
@@ -206,7 +206,7 @@ fn unpack(archives: &Path, tree: &Path, step: &progress::Step) -> Result<()> {
 }
 
 /// `dpkg-deb --extract` would replace the links `/bin`, `/lib` and so on by directories.
-fn extract(package: &Path, tree: &Path) -> Result<()> {
+pub(super) fn extract(package: &Path, tree: &Path) -> Result<()> {
     let mut content =
         process::program("dpkg-deb").arg("--fsys-tarfile").arg(package).stdout(Stdio::piped()).spawn()?;
     let pipe = content.stdout.take().context("a piped child has an output")?;
@@ -303,7 +303,7 @@ fn has_end(path: &Path, end: &str) -> bool {
     path.extension().is_some_and(|found| found == end)
 }
 
-fn only_directory(directory: &Path) -> Result<PathBuf> {
+pub(super) fn only_directory(directory: &Path) -> Result<PathBuf> {
     let entries = files(directory).with_context(|| directory.display().to_string())?;
     match entries.into_iter().collect::<Vec<_>>().as_slice() {
         [only] => Ok(only.clone()),

@@ -103,6 +103,10 @@ impl LoopDisks {
     fn give_back(mut self) -> Result<()> {
         let deactivated =
             process::run(process::program("lvm").args(["vgchange", "-an"]).env("LVM_SYSTEM_DIR", &self.lvm));
+        // It removes links a moment after the volumes are gone, and the next test may want their names.
+        if process::find("udevadm").is_some() {
+            process::run(process::program("udevadm").args(["settle", "--timeout=60"]))?;
+        }
         let detached = self.detach();
         deactivated.and(detached).map(drop)
     }
