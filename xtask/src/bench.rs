@@ -126,6 +126,11 @@ impl Entry {
         Entry { name: name.into(), unit: unit.into(), ours, against, ratio, goal: limit, at_least, met }
     }
 
+    /// The other's figure stands beside ours; the goal is a number of our own.
+    pub(crate) fn beside(self, theirs: f64) -> Entry {
+        Entry { against: Some(theirs), ..self }
+    }
+
     /// A time of ours, in seconds, with a limit.
     pub(crate) fn seconds(name: &str, samples: &[f64], most: Option<f64>) -> Entry {
         Entry::new(name, "s", samples, &[], most.map(Goal::AtMost))

@@ -17,7 +17,6 @@ use lvms_host::runner::{Linux, Runner};
 use lvms_host::volumes::Volumes as Engine;
 use serde_json::json;
 use tokio::sync::watch;
-use tokio::time::Instant;
 
 use crate::host_volumes::HostVolumes;
 use crate::known::{options, options_for};
@@ -50,9 +49,7 @@ impl Report {
         let mut changes = self.host.engine.watch();
         let mut configuration = self.host.configuration.watch();
         let mut last = None;
-        let mut next = Instant::now();
         loop {
-            tokio::time::sleep_until(next).await;
             changes.mark_unchanged();
             configuration.mark_unchanged();
             match self.write(&mut last).await {
@@ -63,11 +60,11 @@ impl Report {
                         changed = configuration.changed() => if changed.is_err() { return },
                         () = tokio::time::sleep(LOOK) => {}
                     }
-                    next = Instant::now() + INTERVAL;
+                    tokio::time::sleep(INTERVAL).await;
                 }
                 Err(error) => {
                     tracing::warn!(error, "what this node has could not be told");
-                    next = Instant::now() + AGAIN;
+                    tokio::time::sleep(AGAIN).await;
                 }
             }
         }

@@ -310,10 +310,7 @@ impl Bench<'_> {
         }
         step.done();
         let entry = |name: &str, times: &Times, most: f64| {
-            // The goal is a number of our own; the other's stands beside it.
-            let mut entry = Entry::new(name, "", &times.ours, &[], Some(AtMost(most)));
-            entry.against = Some(super::median(&times.theirs));
-            entry
+            Entry::new(name, "", &times.ours, &[], Some(AtMost(most))).beside(super::median(&times.theirs))
         };
         Ok(vec![
             entry("a mounted volume's life: writes to the API", &writes, 10.0),
@@ -343,17 +340,16 @@ impl Bench<'_> {
         }
         let used = [after[0] - before[0], after[1] - before[1]];
         let writes = |side: Side| written.writes_but_leases_of(side.namespace()) as f64;
-        let mut idle_writes = Entry::new(
+        let idle_writes = Entry::new(
             "idle: writes to the API but leases",
             "",
             &[writes(Side::Ours)],
             &[],
             Some(AtMost(0.0)),
         );
-        idle_writes.against = Some(writes(Side::Theirs));
         Ok(vec![
             Entry::ratio("idle: processor time", &[used[0]], &[used[1]], Some(0.1)),
-            idle_writes,
+            idle_writes.beside(writes(Side::Theirs)),
             Entry::new("idle: processes", "", &[number_of(&started)], &[], Some(AtMost(0.0))),
         ])
     }
@@ -387,9 +383,8 @@ impl Bench<'_> {
         let [ours, theirs] = SIDES.map(|side| self.claims(side, "thick", &["warnings"]));
         let (ours, theirs) = (ours?, theirs?);
         print!("{ours}");
-        let mut entry = Entry::new("warnings", "", &[ours.lines().count() as f64], &[], Some(AtMost(0.0)));
-        entry.against = Some(theirs.lines().count() as f64);
-        Ok(entry)
+        let count = |lines: &str| lines.lines().count() as f64;
+        Ok(Entry::new("warnings", "", &[count(&ours)], &[], Some(AtMost(0.0))).beside(count(&theirs)))
     }
 
     fn memory(&self, name: &str, most: Option<f64>) -> Result<Entry> {

@@ -185,9 +185,7 @@ fn a_new_leader_goes_on_where_the_old_one_was_killed(cluster: &Cluster) -> Resul
             stage.claim(claim, "immediate", "1Gi")?;
         }
         for claim in claims {
-            cluster.wait_for(&format!("{claim} to be bound"), || {
-                Ok(stage.get("pvc", claim)?["status"]["phase"] == "Bound")
-            })?;
+            stage.await_bound(claim)?;
         }
         ensure!(leader()? != first, "{first} leads though it was killed");
         let volumes = cluster.kubectl(["get", "logicalvolumes", "--output=name"])?;

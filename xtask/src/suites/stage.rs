@@ -67,6 +67,13 @@ impl Stage<'_> {
         self.apply_claim(name, class, size, &Value::Null)
     }
 
+    /// Waits until a claim has a volume.
+    pub(crate) fn await_bound(&self, claim: &str) -> Result<()> {
+        self.cluster.wait_for(&format!("{claim} to be bound"), || {
+            Ok(self.get("pvc", claim)?["status"]["phase"] == "Bound")
+        })
+    }
+
     /// A claim on a volume with what is in a snapshot.
     pub(crate) fn restore(&self, name: &str, snapshot: &str, class: &str, size: &str) -> Result<()> {
         let source =
@@ -143,7 +150,7 @@ impl Stage<'_> {
         container["imagePullPolicy"] = json!("Never");
         let spec = json!({
             "terminationGracePeriodSeconds": 1,
-            // A network of its own takes an emulated node as long as all the rest of a pod.
+            // A network of its own is a third of a pod's start, and has nothing to do with volumes.
             "hostNetwork": true,
             "nodeSelector": node.map_or(json!({}), |node| json!({"kubernetes.io/hostname": node})),
             "containers": [container],

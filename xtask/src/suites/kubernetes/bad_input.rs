@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::LVMS;
 use super::protection::made_for;
-use super::scenarios::{READ, WRITE, await_bound, await_capacity, lv_of};
+use super::scenarios::{READ, WRITE, await_capacity, lv_of};
 use crate::cluster::{Cluster, Node};
 use crate::deployed::{self, CONFIGURATION};
 use crate::suites::cluster::Case;
@@ -60,7 +60,7 @@ fn classes_that_ask_for_what_is_not_there_are_told(cluster: &Cluster) -> Result<
             stage.await_event(name, "ProvisioningFailed", told)?;
         }
         stage.await_event("unknown-key", "UnknownParameter", "colour")?;
-        await_bound(stage, "unknown-key")?;
+        stage.await_bound("unknown-key")?;
         for name in CLASSES.map(|(name, ..)| name).iter().chain(&["unknown-key"]) {
             cluster.kubectl(["delete", "storageclass", name])?;
         }
@@ -97,7 +97,7 @@ fn claims_that_cannot_be_fulfilled_are_told_why(cluster: &Cluster) -> Result<()>
 fn a_logical_volume_edited_by_hand_keeps_its_lv_and_tells_what_is_not_done(cluster: &Cluster) -> Result<()> {
     on_a_stage(cluster, &LVMS, "edited", "", |stage| {
         stage.claim("data", "immediate", "1Gi")?;
-        await_bound(stage, "data")?;
+        stage.await_bound("data")?;
         let (volume, id, node) = made_for(stage, "data")?;
         let edit = |spec: &str| {
             let patch = format!("{{\"spec\": {{{spec}}}}}");

@@ -131,9 +131,7 @@ fn whole_life(stage: &Stage<'_>, process: &Process<'_>) -> Result<()> {
 /// A claim that waits for no pod, and the name of its volume.
 fn bound(stage: &Stage<'_>, claim: &str) -> Result<String> {
     stage.claim(claim, "immediate", "1Gi")?;
-    stage.cluster.wait_for(&format!("the claim {claim} to be bound"), || {
-        Ok(stage.get("pvc", claim)?["status"]["phase"] == "Bound")
-    })?;
+    stage.await_bound(claim)?;
     let found = stage.get("pvc", claim)?;
     Ok(found["spec"]["volumeName"].as_str().context("a bound claim has a volume")?.to_owned())
 }

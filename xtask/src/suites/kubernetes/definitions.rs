@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::LVMS;
 use super::protection::{has_lv, made_for};
-use super::scenarios::{READ, WRITE, await_bound, await_capacity, volume_of};
+use super::scenarios::{READ, WRITE, await_capacity, volume_of};
 use crate::cache::Cache;
 use crate::cluster::Cluster;
 use crate::deployed::{self, NAMESPACE};
@@ -100,7 +100,7 @@ fn no_volume_is_lost_with_the_definition_and_all_come_back_with_it(cluster: &Clu
         stage.claim("used", "thick", "1Gi")?;
         stage.claim("idle", "immediate", "1Gi")?;
         stage.start_pod("user", "used", None)?;
-        await_bound(stage, "idle")?;
+        stage.await_bound("idle")?;
         let written = stage.run_in("user", WRITE)?;
         let volumes = [made_for(stage, "used")?, made_for(stage, "idle")?];
         cluster.kubectl(["delete", "crd", NAME, "--wait=false"])?;
@@ -119,7 +119,7 @@ fn no_volume_is_lost_with_the_definition_and_all_come_back_with_it(cluster: &Clu
             ensure!(has_lv(cluster, node, id)?, "{volume} has lost its data");
             await_event(cluster, "default", volume, "LogicalVolumeRestored", id)?;
         }
-        await_bound(stage, "new")?;
+        stage.await_bound("new")?;
         let made = cluster.kubectl(["get", "logicalvolumes", "--output=name"])?;
         ensure!(made.lines().count() == 3, "for three claims there are\n{made}");
         stage.grow("used", "2Gi")?;

@@ -39,7 +39,7 @@ fn outage(cluster: &Cluster, length: Duration) -> Result<()> {
         stage.run_in("before", "echo remembered > /data/file; sync")?;
         stage.remove_pod("before")?;
         stage.claim("doomed", "immediate", "1Gi")?;
-        await_bound(stage, "doomed")?;
+        stage.await_bound("doomed")?;
         let beating = beats_at(stage, "beating")?;
         let known = persistent(stage, "known")?;
         let handle = known["spec"]["csi"]["volumeHandle"].as_str().context("a handle")?.to_owned();
@@ -61,7 +61,7 @@ fn outage(cluster: &Cluster, length: Duration) -> Result<()> {
         counted.end()?;
 
         for claim in ["late-1", "late-2"] {
-            await_bound(stage, claim)?;
+            stage.await_bound(claim)?;
         }
         stage.claim("new", "thick", "1Gi")?;
         stage.start_pod("after", "new", Some(&node.name))?;
@@ -107,12 +107,6 @@ fn beats_at(stage: &Stage<'_>, claim: &str) -> Result<String> {
 fn persistent(stage: &Stage<'_>, claim: &str) -> Result<Value> {
     let claim = stage.get("pvc", claim)?;
     stage.cluster.get(["pv", claim["spec"]["volumeName"].as_str().context("the claim is not bound")?])
-}
-
-fn await_bound(stage: &Stage<'_>, claim: &str) -> Result<()> {
-    stage.cluster.wait_for(&format!("{claim} to be bound"), || {
-        Ok(stage.get("pvc", claim)?["status"]["phase"] == "Bound")
-    })
 }
 
 /// What a node does without the API server, again and again until it is time.

@@ -144,9 +144,7 @@ fn data_of_a_retained_volume_is_kept(cluster: &Cluster) -> Result<()> {
 fn a_lost_volume_is_told_and_not_made_again(cluster: &Cluster) -> Result<()> {
     on_a_stage(cluster, &LVMS, "lost", "", |stage| {
         stage.claim("data", "immediate", "1Gi")?;
-        cluster.wait_for("the claim to be bound", || {
-            Ok(stage.get("pvc", "data")?["status"]["phase"] == "Bound")
-        })?;
+        stage.await_bound("data")?;
         let (volume, id, node) = made_for(stage, "data")?;
         let guest =
             &cluster.nodes().iter().find(|known| known.name == node).context("an unknown node")?.guest;

@@ -51,13 +51,6 @@ fn capacity_of(stage: &Stage<'_>, claim: &str) -> Result<String> {
     Ok(claim["status"]["capacity"]["storage"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Waits until a claim has a volume.
-pub(super) fn await_bound(stage: &Stage<'_>, claim: &str) -> Result<()> {
-    stage.cluster.wait_for(&format!("{claim} to be bound"), || {
-        Ok(stage.get("pvc", claim)?["status"]["phase"] == "Bound")
-    })
-}
-
 /// Waits until a claim has this size.
 pub(super) fn await_capacity(stage: &Stage<'_>, claim: &str, size: &str) -> Result<()> {
     stage.cluster.wait_for(&format!("{claim} to have {size}"), || {

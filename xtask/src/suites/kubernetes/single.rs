@@ -86,9 +86,7 @@ fn a_volume_that_cannot_be_removed_is_told_of_and_lived_with(cluster: &Cluster) 
     let guest = &cluster.nodes().first().context("a node")?.guest;
     on_a_stage(cluster, &LVMS, "not-removed", "", |stage| {
         stage.claim("data", "immediate", "1Gi")?;
-        cluster.wait_for("the claim to be bound", || {
-            Ok(stage.get("pvc", "data")?["status"]["phase"] == "Bound")
-        })?;
+        stage.await_bound("data")?;
         let volume = stage.get("pvc", "data")?["spec"]["volumeName"].as_str().context("a volume")?.to_owned();
         let handle = cluster.get(["pv", &volume])?["spec"]["csi"]["volumeHandle"].clone();
         let device = format!("/dev/thick1/{}", handle.as_str().context("a handle")?);

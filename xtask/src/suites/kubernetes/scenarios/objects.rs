@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::GIB;
 use serde_json::{Value, json};
 
-use super::{await_bound, capacity_of, volume_of};
+use super::{capacity_of, volume_of};
 use crate::cluster::Cluster;
 use crate::deployed::{self, NAMESPACE};
 use crate::suites::cluster::Case;
@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case] = &[
 fn t34_t36_a_size_written_by_others_is_honoured(cluster: &Cluster) -> Result<()> {
     on_a_stage(cluster, &LVMS, "t34", "", |stage| {
         stage.claim("data", "immediate", "1023Mi")?;
-        await_bound(stage, "data")?;
+        stage.await_bound("data")?;
         ensure!(capacity_of(stage, "data")? == "1Gi", "it has {}", capacity_of(stage, "data")?);
         let volume = volume_of(stage, "data")?;
         ensure!(volume["status"]["currentSize"] == "1Gi", "it is {}", volume["status"]);
@@ -87,8 +87,8 @@ fn t35_t37_sizes_that_were_changed_while_its_node_was_down_are_made_good(cluster
         for claim in ["same", "larger"] {
             stage.claim(claim, "immediate", "1Gi")?;
         }
-        await_bound(stage, "same")?;
-        await_bound(stage, "larger")?;
+        stage.await_bound("same")?;
+        stage.await_bound("larger")?;
         let name_of = |claim: &str| -> Result<String> {
             let volume = volume_of(stage, claim)?;
             Ok(volume["metadata"]["name"].as_str().context("a name")?.to_owned())

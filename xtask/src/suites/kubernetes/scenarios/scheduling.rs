@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use lab_protocol::disk::GIB;
 use serde_json::json;
 
-use super::{await_bound, lv_of, volume_of};
+use super::{lv_of, volume_of};
 use crate::cluster::Cluster;
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
@@ -48,7 +48,7 @@ fn t17_t18_immediate_claims_go_where_most_is_free(cluster: &Cluster) -> Result<(
         let mut nodes = Vec::new();
         for claim in ["one", "two", "three"] {
             stage.claim(claim, "immediate", "1Gi")?;
-            await_bound(stage, claim)?;
+            stage.await_bound(claim)?;
             let volume = volume_of(stage, claim)?;
             nodes.push(volume["spec"]["nodeName"].as_str().unwrap_or_default().to_owned());
             // What is left there has to be told before the next one can go elsewhere.

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::MIB;
 use serde_json::json;
 
-use super::{READ, WRITE, await_bound, capacity_of, lv_of, volume_of};
+use super::{READ, WRITE, capacity_of, lv_of, volume_of};
 use crate::cluster::Cluster;
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
@@ -124,7 +124,7 @@ fn t25_options_for_lvcreate_are_used(cluster: &Cluster) -> Result<()> {
     on_a_stage(cluster, &LVMS, "t25", "", |stage| {
         for class in ["create-option-raid1", "option-class-raid1"] {
             stage.claim(class, class, "1Gi")?;
-            await_bound(stage, class)?;
+            stage.await_bound(class)?;
             let (_, attributes, _) = lv_of(stage, class)?;
             ensure!(attributes.starts_with('r'), "{class} has {attributes}");
         }
