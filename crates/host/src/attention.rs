@@ -170,3 +170,43 @@ fn extend_stores(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{SendFlags, send, socketpair};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Whether events were heard, and whether that was known while they still came, without end.
+    fn heard_in_a_stream_of(event: &'static [u8]) -> (bool, bool) {
+        let (events, kernel) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
+        let (stop, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (stopped, gave_up) = (Arc::clone(&stop), Arc::clone(&ended));
+        let stream = std::thread::spawn(move || {
+            for _ in 0..6000 {
+                if stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                let _ = send(&kernel, event, SendFlags::empty());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            gave_up.store(true, Ordering::Relaxed);
+        });
+        let heard = heard(&events, SWARM).unwrap();
+        let still_coming = !ended.load(Ordering::Relaxed);
+        stop.store(true, Ordering::Relaxed);
+        stream.join().unwrap();
+        (heard, still_coming)
+    }
+
+    #[test]
+    fn events_of_others_do_not_make_the_wait_longer() {
+        assert_eq!(heard_in_a_stream_of(b"add@/devices/virtual/net/x\0SUBSYSTEM=net\0"), (false, true));
+    }
+
+    #[test]
+    fn a_swarm_that_does_not_end_is_looked_at_all_the_same() {
+        assert_eq!(heard_in_a_stream_of(b"change@/block/dm-0\0SUBSYSTEM=block\0"), (true, true));
+    }
+}

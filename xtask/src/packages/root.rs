@@ -19,7 +19,7 @@ use crate::cache::Cache;
 use crate::{process, progress};
 
 /// What a guest has beside its kernel.
-const PACKAGES: [&str; 38] = [
+const PACKAGES: [&str; 36] = [
     // what every system of the distribution has
     "?essential",
     // a host with LVM
@@ -50,8 +50,6 @@ const PACKAGES: [&str; 38] = [
     "crun",
     "containernetworking-plugins",
     "iproute2",
-    "iptables",
-    "conntrack",
     "busybox-static",
     // a shell for people
     "bash",
@@ -82,7 +80,7 @@ const NO_USE: [&str; 12] = [
 ];
 
 /// Bumped when [`furnish`] changes, so that old images are not used.
-const RECIPE: &str = "3";
+const RECIPE: &str = "4";
 
 /// A kernel with its root image.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -228,11 +226,6 @@ fn furnish(tree: &Path) -> Result<()> {
     let accounts = tree.join("usr/share/base-passwd");
     fs::copy(accounts.join("passwd.master"), tree.join("etc/passwd"))?;
     fs::copy(accounts.join("group.master"), tree.join("etc/group"))?;
-    for name in
-        ["iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"]
-    {
-        link(tree, &format!("usr/sbin/{name}"), "xtables-nft-multi")?;
-    }
     link(tree, "usr/bin/awk", "gawk")?;
     link(tree, "etc/mtab", "../proc/self/mounts")?;
     fs::write(tree.join("etc/machine-id"), "")?;

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::LVMS;
 use crate::cluster::{Cluster, Node, Part};
 use crate::deployed::{NAMESPACE, NODE_SOCKET};
+use crate::process;
 use crate::suites::cluster::Case;
 use crate::suites::stage::{Stage, on_a_stage};
 
@@ -192,16 +193,29 @@ impl<'a> Counted<'a> {
         Ok(counted)
     }
 
-    /// A rule for each pod that matches its attempts to connect to the API server, and does nothing.
+    /// A rule of the lab's for each pod that matches its attempts to connect to the API server, and does nothing.
     fn rules(&self, act: &str) -> Result<()> {
-        for node in self.cluster.nodes() {
-            let rules = self.pods.0.values().filter(|pod| pod.node == node.name);
-            let rules = rules.map(|pod| {
-                format!("iptables -w {act} FORWARD -p tcp --syn --dport 6443 -s {}\n", pod.address)
-            });
-            node.guest.script(&rules.collect::<String>()).run()?;
+        for pod in self.pods.0.values() {
+            let mut iptables = process::program("iptables");
+            iptables.args(["-w", act, "INPUT", "-p", "tcp", "--syn", "--dport", "6443", "-s", &pod.address]);
+            process::run(&mut iptables)?;
         }
         Ok(())
+    }
+
+    /// How often each pod's rule has matched.
+    fn attempts(&self) -> Result<BTreeMap<String, u64>> {
+        let rules = process::run(process::program("iptables-save").args(["-c", "-t", "filter"]))?;
+        let mut attempts = BTreeMap::new();
+        for rule in rules.lines().filter(|rule| rule.contains("--dport 6443")) {
+            let count = rule.strip_prefix('[').and_then(|rest| rest.split_once(':'));
+            let count = count.with_context(|| format!("a rule without a number: {rule}"))?.0;
+            let of_rule = |pod: &&Pod| rule.contains(&format!(" -s {}/32 ", pod.address));
+            if let Some((name, _)) = self.pods.0.iter().find(|(_, pod)| of_rule(pod)) {
+                attempts.insert(name.clone(), count.parse()?);
+            }
+        }
+        Ok(attempts)
     }
 
     fn end(self) -> Result<()> {
@@ -209,15 +223,13 @@ impl<'a> Counted<'a> {
     }
 
     fn now(&self) -> Result<Done> {
-        let mut done = Done { ticks: BTreeMap::new(), attempts: BTreeMap::new(), lines: BTreeMap::new() };
+        let mut done = Done { ticks: BTreeMap::new(), attempts: self.attempts()?, lines: BTreeMap::new() };
         for node in self.cluster.nodes() {
             // Field 2 of stat is "(lvms)": the parent is field 4, and 14 to 17 are times.
             let text = node.guest.script(&format!(
                 r"for pid in $(pgrep -x lvms); do
                      echo process $pid $(cut -d' ' -f4,14-17 /proc/$pid/stat 2>/dev/null || true)
                  done
-                 iptables-save -c -t filter |
-                     sed -n 's|^\[\([0-9]*\):.* -s \([0-9.]*\)/32 .*--dport 6443 .*|attempts \2 \1|p'
                  for pod in /var/log/pods/{NAMESPACE}_*; do
                      echo lines $(basename $pod | cut -d_ -f2) $(cat $pod/*/*.log | wc -l)
                  done"
@@ -230,12 +242,6 @@ impl<'a> Counted<'a> {
                     ["process", pid, parent, ref times @ ..] => {
                         let ticks = times.iter().map(|time| time.parse::<u64>()).sum::<Result<u64, _>>()?;
                         parents.insert(pid.parse::<u32>()?, (parent.parse::<u32>()?, ticks));
-                    }
-                    ["attempts", address, count] => {
-                        let mut pods = self.pods.0.iter();
-                        if let Some((name, _)) = pods.find(|(_, pod)| pod.address == address) {
-                            done.attempts.insert(name.clone(), count.parse()?);
-                        }
                     }
                     ["lines", pod, count] if self.pods.0.contains_key(pod) => {
                         done.lines.insert(pod.to_owned(), count.parse()?);
