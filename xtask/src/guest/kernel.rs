@@ -36,7 +36,7 @@ pub(crate) struct Kernel {
 }
 
 /// The variable by which a person chooses.
-const VARIABLE: &str = "LVMS_LAB_GUESTS";
+pub(crate) const VARIABLE: &str = "LVMS_LAB_GUESTS";
 
 /// A guest that boots without emulation does so in less than two seconds; one that hangs hangs at once.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn what_is_discarded_or_zeroed_is_read_as_zeros() {
-        let medium = medium(Disk::new(MIB).serial("zero").faults());
+        let medium = medium(Disk { faults: true, ..Disk::new(MIB).serial("zero") });
         for command in [
             (vec![0x93, 8, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1], vec![0; 512]),
             (vec![0x42], [vec![0; 15], vec![1, 0, 0, 0, 1, 0, 0, 0, 0]].concat()),
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn faults_are_the_guests_own() {
-        let medium = medium(Disk::new(MIB).serial("faults").faults());
+        let medium = medium(Disk { faults: true, ..Disk::new(MIB).serial("faults") });
         let (write, read) = ([0x2a, 0, 0, 0, 0, 0, 0, 0, 1], [0x28, 0, 0, 0, 0, 0, 0, 0, 1]);
         medium.set_fault("a", Fault::DropWrites).unwrap();
         assert_eq!(do_it(&medium, &write, &[1; 512]), Outcome::Good(vec![]));
@@ -302,7 +302,7 @@ mod tests {
         let medium = medium(Disk { rotational: true, ..Disk::new(MIB).serial("abc") });
         let page = |number: u8| match do_it(&medium, &[0x12, 1, number, 0, 255], &[]) {
             Outcome::Good(page) => page,
-            other => panic!("{other:?}"),
+            other @ (Outcome::Check(_) | Outcome::Lost) => panic!("{other:?}"),
         };
         assert_eq!(page(0x80), [&[0, 0x80, 0, 3], b"abc".as_slice()].concat());
         assert_eq!(page(0xb1)[4..6], 7200u16.to_be_bytes());

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::guest::kernel;
 use crate::lab::namespace;
 use crate::lab::runs;
 use crate::packages::machine;
@@ -16,15 +17,27 @@ use crate::process;
 
 type Case = (&'static str, fn() -> Result<()>);
 
-pub(super) const CASES: [Case; 2] = [
+pub(super) const CASES: [Case; 3] = [
     ("of_two_labs_with_equal_names_one_is_killed_and_the_other_goes_on", two_labs),
     ("wrong_input_gets_one_line_that_says_what_to_do", wrong_input),
+    ("tests_run_in_emulated_guests_with_the_release_s_kernel", emulated),
 ];
 
 fn this(arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(arguments).stdin(Stdio::null());
     Ok(command)
+}
+
+/// Whatever runs the other tests' guests, some see the kernel of this machine's distribution.
+fn emulated() -> Result<()> {
+    let mut command = this(&["test", "host", "--filter", "lvm::commands_work,filesystems::,power::synced"])?;
+    let output = command.env(kernel::VARIABLE, "emulation").output()?;
+    let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "{told}{said}");
+    ensure!(told.contains("guests run with emulation"), "guests are not emulated: {told}");
+    ensure!(said.contains("passed, 0 failed") && !said.contains("\n0 passed"), "no test has run: {said}");
+    Ok(())
 }
 
 /// A `lab up` that runs; killed if the test fails.
