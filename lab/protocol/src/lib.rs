@@ -6,6 +6,7 @@
 //! - [`needs`]: what a test says it needs, so that the lab can give it a guest.
 //! - [`disk`]: what a disk looks like, and how it can be broken.
 //! - [`figures`]: what a benchmark's program has measured.
+//! - [`processes`]: how many processes something has cost.
 //!
 //! This crate knows neither QEMU nor LVM; it holds data and its wire form.
 
@@ -14,3 +15,4 @@ pub mod control;
 pub mod disk;
 pub mod figures;
 pub mod needs;
+pub mod processes;

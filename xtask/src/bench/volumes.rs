@@ -75,8 +75,7 @@ fn in_a_guest(lab: &Arc<Lab>) -> Result<Vec<Figure>> {
         .script(
             "vgcreate vg /dev/sda
              vgcreate bare /dev/sdb
-             for group in vg bare; do lvcreate -y --type thin-pool -n pool -L 4G $group; done
-             mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing",
+             for group in vg bare; do lvcreate -y --type thin-pool -n pool -L 4G $group; done",
         )
         .run()?;
     let mut figures = Vec::new();

@@ -49,9 +49,9 @@ fn life(driver: &Driver, what: &str, class: &str, kind: &'static str, size: i64)
         client.unpublish(&id, at)?;
         Ok(client.delete(&id)?)
     })?;
-    println!("{what}: {} ({} processes of others)", started.programs.join(", "), started.others);
+    println!("{what}: {:?}", started.programs);
     let name = format!("{what}: processes from create to delete");
-    tell(&name, "", vec![started.ours as f64], Vec::new());
+    tell(&name, "", vec![started.processes as f64], Vec::new());
     Ok(())
 }
 
@@ -73,7 +73,7 @@ fn idle(driver: &Driver) -> Result<()> {
         }
         Ok(())
     })?;
-    tell("100 mounted volumes polled: processes", "", vec![started.ours as f64], Vec::new());
+    tell("100 mounted volumes polled: processes", "", vec![started.processes as f64], Vec::new());
     tell("100 mounted volumes polled: one call", "ms", took, Vec::new());
     tell("100 mounted volumes: RSS", "MiB", vec![driver.resident()?], Vec::new());
     by_callers(driver, CALLERS, MOUNTED, |client, number| Ok(client.unpublish(&ids[number], &at(number))?))?;

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::{Disk, GIB};
+use lab_protocol::processes::{OUTPUT, STRACE, Started};
 
 use super::Side;
 use crate::cluster::Cluster;
@@ -32,7 +33,6 @@ impl<'a> Node<'a> {
                 script += &format!("lvcreate --type thin-pool --extents 80%FREE --name pool {name}\n");
             }
         }
-        script += "mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing\n";
         guest.command(["mkdir", "-p", "/etc/topolvm"]).run()?;
         guest.put("/etc/topolvm/lvmd.yaml", 0o644, CONFIGURATION)?;
         guest.script(&script).run()?;
@@ -80,38 +80,20 @@ impl<'a> Node<'a> {
         Ok(text.split_whitespace().map(str::parse::<f64>).sum::<Result<f64, _>>()?)
     }
 
-    /// The programs that a side has started meanwhile, one line each with how often. A process counts with what it became
-    /// last; threads are none.
-    pub(super) fn started(
-        &self,
-        side: Side,
-        act: impl FnOnce() -> Result<()>,
-    ) -> Result<Vec<(usize, String)>> {
-        self.guest
-            .script(
-                "cd /sys/kernel/tracing
-                 echo 0 >tracing_on; echo 16384 >buffer_size_kb; echo 1 >options/record-tgid; echo >trace
-                 echo 1 >events/sched/sched_process_exec/enable; echo 1 >events/task/task_newtask/enable
-                 echo 1 >tracing_on",
-            )
-            .run()?;
-        act()?;
-        let processes = side.programs().join(" ");
-        let names = format!(
-            "cd /sys/kernel/tracing; echo 0 >tracing_on
-             parents=$(for name in {processes}; do pgrep -x \"$name\"; done | paste -s -d '|')
-             children=$(grep -E \"\\( *($parents)\\) .* task_newtask: .* clone_flags=([0-9a-f]{{1,4}}|[0-9a-f]*[02468ace][0-9a-f]{{4}}) \" trace |
-                 sed 's/.*task_newtask: pid=\\([0-9]*\\) .*/\\1/')
-             for child in $children; do
-               sed -n \"s/.* sched_process_exec: filename=\\([^ ]*\\) pid=$child .*/\\1/p\" trace | tail -1 | grep . || echo '(no program)'
-             done | sort | uniq -c"
+    /// What a side has started meanwhile.
+    pub(super) fn started(&self, side: Side, act: impl FnOnce() -> Result<()>) -> Result<Started> {
+        let (names, strace) = (side.programs().join(" "), STRACE.join(" "));
+        let begin = format!(
+            "pids=$(for name in {names}; do pgrep -x \"$name\"; done)
+             setsid {strace} $(printf -- '-p %s ' $pids) </dev/null >/dev/null 2>&1 &
+             for pid in $pids; do
+               while grep -q '^TracerPid:[[:space:]]0$' /proc/$pid/status; do kill -0 $!; sleep 0.05; done
+             done"
         );
-        let text = self.guest.script(&names).limit(super::LIMIT).run()?.text();
-        text.lines()
-            .map(|line| {
-                let (count, name) = line.trim().split_once(' ').context("a number and a name")?;
-                Ok((count.parse()?, name.to_owned()))
-            })
-            .collect()
+        self.guest.script(&begin).run()?;
+        let done = act();
+        self.guest.script("pkill -INT -x strace; while pgrep -x strace; do sleep 0.05; done").run()?;
+        done?;
+        Ok(Started::read(&String::from_utf8_lossy(&self.guest.get(OUTPUT)?)))
     }
 }
