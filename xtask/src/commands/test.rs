@@ -22,7 +22,7 @@ use crate::{deployed, driver, peers, workspace};
 /// Which tests.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Suites to run; all of them if none is named, but churn only if it is named or with --all.
+    /// Suites to run; all of them if none is named.
     suites: Vec<String>,
     /// Run only tests whose name contains this, or one of several, separated by commas.
     #[arg(long, value_name = "TEXT")]
@@ -53,7 +53,7 @@ pub(crate) struct Options {
 impl Options {
     fn suites(&self) -> Result<Vec<Suite>> {
         if self.suites.is_empty() {
-            return Ok(Suite::ALL.into_iter().filter(|suite| self.all || *suite != Suite::Churn).collect());
+            return Ok(Suite::ALL.to_vec());
         }
         let named = self.suites.iter().map(|name| Suite::named(name)).collect::<Result<Vec<_>>>()?;
         Ok(Suite::ALL.into_iter().filter(|suite| named.contains(suite)).collect())

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -59,6 +60,7 @@ mod wire {
 /// The bus of one guest, for one boot.
 pub(crate) struct Bus {
     device: Arc<Device>,
+    socket: PathBuf,
     server: Option<JoinHandle<()>>,
 }
 
@@ -108,7 +110,7 @@ impl Bus {
                 Err(error) => eprintln!("the bus for disks has ended: {error}"),
             }
         });
-        Ok(Bus { device, server: Some(server) })
+        Ok(Bus { device, socket: socket.to_owned(), server: Some(server) })
     }
 
     /// The guest's kernel is this process. It shares all memory but that of its own variables, and disks are given
@@ -138,6 +140,8 @@ impl Bus {
     /// Waits until nothing of the guest, which has ended, is under way any more.
     pub(crate) fn close(&mut self) {
         if let Some(server) = self.server.take() {
+            // A guest that has never connected is waited for no longer.
+            let _ = UnixStream::connect(&self.socket);
             let _ = server.join();
         }
     }

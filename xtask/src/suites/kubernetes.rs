@@ -39,29 +39,19 @@ const CASES: &[Case] = &[
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    names(&roles(true, false)).chain(names(&single(true))).collect()
+    names(&roles(false)).chain(names(&single())).collect()
 }
 
-/// What is done in a cluster with three nodes. Some of it takes long, and is done with `--all`; what takes minutes by its
-/// nature takes more of them if it may be `long`.
-fn roles(all: bool, long: bool) -> Vec<Case> {
+/// What is done in a cluster with three nodes. What takes minutes by its nature takes more of them if it may be `long`.
+fn roles(long: bool) -> Vec<Case> {
     let outage = if long { outage::LONG } else { outage::SHORT };
     let scenarios = scenarios::of_three_nodes();
-    let mut cases = [CASES, protection::CASES, bad_input::CASES, &scenarios, outage].concat();
-    if all {
-        cases.extend_from_slice(definitions::CASES);
-    }
-    cases
+    [CASES, protection::CASES, bad_input::CASES, &scenarios, outage, definitions::CASES].concat()
 }
 
-/// What is done in a cluster with one, in the same way.
-fn single(all: bool) -> Vec<Case> {
-    let mut cases = [single::CASES, &scenarios::of_one_node()].concat();
-    if all {
-        cases.extend_from_slice(crashes::CASES);
-        cases.extend_from_slice(definitions::LAST);
-    }
-    cases
+/// What is done in a cluster with one.
+fn single() -> Vec<Case> {
+    [single::CASES, &scenarios::of_one_node(), crashes::CASES, definitions::LAST].concat()
 }
 
 /// Whose volumes they are about.
@@ -76,7 +66,7 @@ pub(crate) fn run(
     results: &mut Results,
 ) -> Result<()> {
     let images = [deployed::IMAGES, peers::IMAGES[0]].map(str::to_owned).to_vec();
-    let (roles, single) = (roles(choice.all, choice.long), single(choice.all));
+    let (roles, single) = (roles(choice.long), single());
     for (part, nodes, shape, cases) in
         [("roles", 3, Shape::Roles, &roles), ("single-node", 1, Shape::SingleNode, &single)]
     {

@@ -35,19 +35,19 @@ const CASES: &[Case] = &[
     ),
 ];
 
-/// With `--all`: lvms comes in the place of TopoLVM, and goes again.
+/// lvms comes in the place of TopoLVM, and goes again.
 const TAKE_OVER: &[Case] = &[(
     "lvms_takes_over_and_gives_back_under_running_pods",
     lvms_takes_over_and_gives_back_under_running_pods,
 )];
 
-/// With `--all`: the same where TopoLVM has its former name.
+/// The same where TopoLVM has its former name.
 const LEGACY: &[Case] = &[(
     "lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name",
     lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name,
 )];
 
-/// With `--all`: lvms serves lvmd's protocol and no lvmd runs.
+/// lvms serves lvmd's protocol and no lvmd runs.
 const ON_LVMS: &[Case] =
     &[("topolvm_works_on_lvms_in_the_place_of_lvmd", topolvm_works_on_lvms_in_the_place_of_lvmd)];
 
@@ -70,14 +70,14 @@ pub(crate) fn run(
     choice: &Choice,
     results: &mut Results,
 ) -> Result<()> {
-    let rare = [
+    let parts = [
         ("take-over", TAKE_OVER, Name::Present, Lvmd::Topolvm),
         ("legacy", LEGACY, Name::Legacy, Lvmd::Topolvm),
         ("lvmd", ON_LVMS, Name::Present, Lvmd::Lvms),
+        ("usual", CASES, Name::Present, Lvmd::Topolvm),
         ("rare", RARELY, Name::Present, Lvmd::Topolvm),
     ];
-    let usual = [("usual", CASES, Name::Present, Lvmd::Topolvm)];
-    for (part, cases, name, lvmd) in usual.into_iter().chain(rare.into_iter().filter(|_| choice.all)) {
+    for (part, cases, name, lvmd) in parts.into_iter().filter(|(part, ..)| choice.all || *part != "rare") {
         let images = peers::IMAGES.iter().chain(&[deployed::IMAGES]).map(|&image| image.to_owned()).collect();
         let options = Options { images, ..Options::nodes(1) };
         let suite = InOneCluster { suite: Suite::Topolvm, part, options, cases };
