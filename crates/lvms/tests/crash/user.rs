@@ -13,7 +13,8 @@ use lab_test::Result;
 use crate::operation::Operation;
 
 const MIB: i64 = 1 << 20;
-const SIZE: i64 = 32 * MIB;
+/// Whole stripes of every layout: none has more than asked for, so a copy may ask for the same.
+const SIZE: i64 = 48 * MIB;
 const TARGET: &str = "/run/test/at";
 const EXT4: Access = Access::Filesystem("ext4");
 const XFS: Access = Access::Filesystem("xfs");
