@@ -14,13 +14,15 @@ pub(crate) struct Choice {
     pub(crate) all: bool,
     /// What takes minutes by its nature may take more of them.
     pub(crate) long: bool,
+    /// Without what would take an hour where guests are emulated.
+    pub(crate) brief: bool,
     claims: PathBuf,
 }
 
 impl Choice {
     /// Tests whose name contains `filter`.
     pub(crate) fn new(filter: &str, all: bool, claims: &Path) -> Choice {
-        Choice { filter: filter.to_owned(), all, long: false, claims: claims.to_owned() }
+        Choice { filter: filter.to_owned(), all, long: false, brief: false, claims: claims.to_owned() }
     }
 
     /// Whether a test of this name is asked for.

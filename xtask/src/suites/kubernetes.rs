@@ -39,19 +39,21 @@ const CASES: &[Case] = &[
 
 /// Their names.
 pub(crate) fn list() -> Vec<String> {
-    names(&roles(false)).chain(names(&single())).collect()
+    names(&roles(false, false)).chain(names(&single(false))).collect()
 }
 
 /// What is done in a cluster with three nodes. What takes minutes by its nature takes more of them if it may be `long`.
-fn roles(long: bool) -> Vec<Case> {
+fn roles(brief: bool, long: bool) -> Vec<Case> {
     let outage = if long { outage::LONG } else { outage::SHORT };
+    let definitions = if brief { &[] } else { definitions::CASES };
     let scenarios = scenarios::of_three_nodes();
-    [CASES, protection::CASES, bad_input::CASES, &scenarios, outage, definitions::CASES].concat()
+    [CASES, protection::CASES, bad_input::CASES, &scenarios, outage, definitions].concat()
 }
 
 /// What is done in a cluster with one.
-fn single() -> Vec<Case> {
-    [single::CASES, &scenarios::of_one_node(), crashes::CASES, definitions::LAST].concat()
+fn single(brief: bool) -> Vec<Case> {
+    let more = if brief { Vec::new() } else { [crashes::CASES, definitions::LAST].concat() };
+    [single::CASES, &scenarios::of_one_node(), &more].concat()
 }
 
 /// Whose volumes they are about.
@@ -66,7 +68,7 @@ pub(crate) fn run(
     results: &mut Results,
 ) -> Result<()> {
     let images = [deployed::IMAGES, peers::IMAGES[0]].map(str::to_owned).to_vec();
-    let (roles, single) = (roles(choice.long), single());
+    let (roles, single) = (roles(choice.brief, choice.long), single(choice.brief));
     for (part, nodes, shape, cases) in
         [("roles", 3, Shape::Roles, &roles), ("single-node", 1, Shape::SingleNode, &single)]
     {

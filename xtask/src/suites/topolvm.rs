@@ -77,7 +77,12 @@ pub(crate) fn run(
         ("usual", CASES, Name::Present, Lvmd::Topolvm),
         ("rare", RARELY, Name::Present, Lvmd::Topolvm),
     ];
-    for (part, cases, name, lvmd) in parts.into_iter().filter(|(part, ..)| choice.all || *part != "rare") {
+    let chosen = |part: &str| match part {
+        "usual" => true,
+        "rare" => choice.all,
+        _ => !choice.brief,
+    };
+    for (part, cases, name, lvmd) in parts.into_iter().filter(|(part, ..)| chosen(part)) {
         let images = peers::IMAGES.iter().chain(&[deployed::IMAGES]).map(|&image| image.to_owned()).collect();
         let options = Options { images, ..Options::nodes(1) };
         let suite = InOneCluster { suite: Suite::Topolvm, part, options, cases };
