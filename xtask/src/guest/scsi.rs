@@ -221,13 +221,15 @@ fn number(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use lab_protocol::disk::MIB;
-    use std::path::Path;
 
     fn medium(disk: Disk) -> Medium {
         let directory =
             std::env::temp_dir().join(format!("lvms-scsi-{}-{}", std::process::id(), disk.serial));
-        std::fs::create_dir_all(&directory).unwrap();
-        Medium::create(Path::new(&directory), disk).unwrap()
+        std::fs::create_dir(&directory).unwrap();
+        let medium = Medium::create(&directory, disk).unwrap();
+        // Its file is open, and needs no name.
+        std::fs::remove_dir_all(directory).unwrap();
+        medium
     }
 
     fn do_it(medium: &Medium, command: &[u8], data: &[u8]) -> Outcome {

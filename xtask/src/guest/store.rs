@@ -220,9 +220,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     fn disk(size: u64) -> Store {
-        let path = std::env::temp_dir().join(format!("lvms-store-{}-{size}", std::process::id()));
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("lvms-store-{}-{number}", std::process::id()));
         let file = File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
         file.set_len(size).unwrap();
         std::fs::remove_file(path).unwrap();
