@@ -200,18 +200,18 @@ fn volumes_are_found_on_disks_that_have_each_others_names_after_a_boot(lab: &Lab
         driver.client.unpublish(&a, &at_a)?;
         driver.client.unpublish(&b, &at_b)?;
         fs::write(note, lab.disks().join(" "))?;
-        // Whoever is plugged in last is the last at the next boot.
+        // Whoever is plugged in last is mostly the last at the next boot.
         run("vgchange", ["-an", "a"])?;
         lab.unplug(lab.serial(0))?;
         lab.plug_back(lab.serial(0))?;
         run("sync", [""; 0])?;
         return lab.cut_power(Cut::Kill);
     }
-    assert_eq!(
-        fs::read_to_string(note)?,
-        format!("{} {}", lab.disk(1), lab.disk(0)),
-        "the names are swapped"
-    );
+    // The kernel looks at disks at the same time, so most boots swap the names, and not all.
+    if fs::read_to_string(&note)? != format!("{} {}", lab.disk(1), lab.disk(0)) {
+        assert!(lab.boots() < 20, "the names were never swapped");
+        return lab.cut_power(Cut::Kill);
+    }
     let driver = Driver::start(lab, TWO_GROUPS, &[])?;
     let client = &driver.client;
     let (a, b) = ids(client)?;
