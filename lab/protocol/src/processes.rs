@@ -3,14 +3,8 @@
 use std::collections::BTreeMap;
 
 /// The calls that start a process, and those by which it becomes a program; nothing else, of all descendants.
-pub const STRACE: [&str; 6] = [
-    "strace",
-    "-f",
-    "-qq",
-    "--signal=none",
-    "--trace=fork,vfork,clone,clone3,execve",
-    "--output=/run/strace",
-];
+pub const STRACE: [&str; 7] =
+    ["strace", "-f", "-qq", "--signal=none", "--trace=fork,vfork,clone,clone3,execve", "-o", OUTPUT];
 
 /// Where strace writes.
 pub const OUTPUT: &str = "/run/strace";

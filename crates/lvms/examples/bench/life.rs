@@ -64,15 +64,18 @@ fn idle(driver: &Driver) -> Result<()> {
         Ok(client.publish(&ids[number], &at(number), access)?)
     })?;
     let client = driver.client()?;
-    let mut took = Vec::new();
-    let started = traced::count(driver.pid(), || {
+    let poll = || -> Result<Vec<f64>> {
+        let mut took = Vec::new();
         for number in (0..POLLS).flat_map(|_| 0..MOUNTED) {
             let began = Instant::now();
             client.stats(&ids[number], &at(number))?;
             took.push(began.elapsed().as_secs_f64() * 1e3);
         }
-        Ok(())
-    })?;
+        Ok(took)
+    };
+    // To be counted costs a call time of its own.
+    let took = poll()?;
+    let started = traced::count(driver.pid(), || poll().map(drop))?;
     tell("100 mounted volumes polled: processes", "", vec![started.processes as f64], Vec::new());
     tell("100 mounted volumes polled: one call", "ms", took, Vec::new());
     tell("100 mounted volumes: RSS", "MiB", vec![driver.resident()?], Vec::new());
