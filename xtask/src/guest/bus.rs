@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, bail};
@@ -25,6 +25,7 @@ use vm_memory::{
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier};
 
+use super::lock;
 use super::medium::Medium;
 use super::scsi::{self, Outcome};
 
@@ -342,8 +343,10 @@ impl VhostUserBackend for Served {
 
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
         // queues for requests, segments, sectors, commands for a disk, sizes of events, sense and command
-        let words: [u32; 7] = [1, 254, 0xffff, 128, 16, 96, 32];
-        let mut config: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let sizes = [wire::EVENT_SIZE, wire::SENSE, wire::COMMAND]
+            .map(|size| u32::try_from(size).unwrap_or_default());
+        let words = [1, 254, 0xffff, 128].into_iter().chain(sizes);
+        let mut config: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
         // the last channel, the last target, the last unit
         config.extend([0, 0, wire::LAST_TARGET, 0, 0, 0, 0, 0]);
         let (offset, size) = (offset as usize, size as usize);
@@ -376,8 +379,4 @@ impl VhostUserBackend for Served {
         // The library ends the thread without a word.
         done.inspect_err(|error| eprintln!("the bus for disks of {} is broken: {error}", self.0.guest))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -15,7 +15,6 @@ use crate::progress;
 
 /// What runs a guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
 pub(crate) enum Accelerator {
     /// The processor, through the machine's kernel.
     Kvm,
@@ -56,7 +55,7 @@ pub(crate) fn choose(cache: &Cache, root: &Root, agent: &Path, run: &Path) -> Re
         initramfs::write(&run.join(initramfs::NAME), agent, &kernel.drivers)?;
         return Ok(kernel);
     }
-    for accelerator in [Accelerator::Kvm, Accelerator::UserMode, Accelerator::Emulation] {
+    for accelerator in Accelerator::ALL {
         let step = progress::step(format!("trying {}", accelerator.told()));
         match try_out(accelerator, cache, root, agent, run) {
             Ok(kernel) => {
@@ -104,6 +103,9 @@ fn try_out(accelerator: Accelerator, cache: &Cache, root: &Root, agent: &Path, r
 }
 
 impl Accelerator {
+    /// The quickest first.
+    const ALL: [Accelerator; 3] = [Accelerator::Kvm, Accelerator::UserMode, Accelerator::Emulation];
+
     fn kernel(self, cache: &Cache, root: &Root) -> Result<Kernel> {
         match self {
             Accelerator::UserMode => user_mode::kernel(cache),
@@ -122,8 +124,7 @@ impl Accelerator {
     }
 
     fn named(name: &str) -> Result<Accelerator> {
-        let all = [Accelerator::Kvm, Accelerator::UserMode, Accelerator::Emulation];
-        match all.into_iter().find(|accelerator| accelerator.name() == name.trim()) {
+        match Accelerator::ALL.into_iter().find(|accelerator| accelerator.name() == name.trim()) {
             Some(accelerator) => Ok(accelerator),
             None => bail!("{VARIABLE}={name:?}: use kvm, user-mode or emulation, or unset it"),
         }
@@ -145,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_choice_is_known_by_its_name_and_others_are_refused_with_what_to_do() {
-        for accelerator in [Accelerator::Kvm, Accelerator::UserMode, Accelerator::Emulation] {
+        for accelerator in Accelerator::ALL {
             assert_eq!(Accelerator::named(accelerator.name()).unwrap(), accelerator);
         }
         assert!(Accelerator::named("xen").unwrap_err().to_string().contains("unset it"));

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -16,6 +16,7 @@ use super::bus::Bus;
 use super::command::{Command, Connections, write_file};
 use super::console::Console;
 use super::kernel::Accelerator;
+use super::lock;
 use super::medium::Medium;
 use super::start::{Start, Surroundings};
 use crate::lab::Lab;
@@ -319,8 +320,4 @@ fn state_disk(lab: &Lab, guest: &str) -> Result<PathBuf> {
     ]);
     process::run(mke2fs.arg(&path))?;
     Ok(path)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -55,15 +55,15 @@ impl Start<'_> {
             let path = run.join(self.console.with_extension(end));
             File::options().create(true).append(true).open(&path).context(path.display().to_string())
         };
-        let mut guest = process::program("setpriv");
+        let mut guest = process::program(if self.surroundings.is_some() { "env" } else { "setpriv" });
         if self.surroundings.is_none() {
-            guest.args(["--pdeathsig", "KILL"]);
+            guest.args(["--pdeathsig", "KILL", "env"]);
         }
         guest.current_dir(run).stdin(Stdio::null());
         match self.kernel.accelerator {
             Accelerator::UserMode => {
-                // Not for setpriv: its C library is this machine's.
-                guest.args(["env", &format!("LD_LIBRARY_PATH={}", user_mode::LIBRARIES)]).arg(program);
+                // Not for env itself: its C library is this machine's.
+                guest.arg(format!("LD_LIBRARY_PATH={}", user_mode::LIBRARIES)).arg(program);
                 self.user_mode(&mut guest, run)?;
                 guest.stdout(log("console")?).stderr(log("log")?);
             }
@@ -72,7 +72,7 @@ impl Start<'_> {
                 guest.arg(program).args(self.qemu()).stdout(log.try_clone()?).stderr(log);
             }
         }
-        guest.spawn().context("setpriv")
+        guest.spawn().context("the guest cannot be started")
     }
 
     fn user_mode(&self, guest: &mut Command, run: &Path) -> Result<()> {

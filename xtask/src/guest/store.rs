@@ -7,11 +7,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lab_protocol::disk::Fault;
 use rustix::fs::FallocateFlags;
+
+use super::lock;
 
 /// The unit of the volatile cache. Requests need not be aligned to it.
 const BLOCK: u64 = 4096;
@@ -211,10 +213,6 @@ impl Store {
 /// An offset within memory; it is below the length of a request or of a block.
 fn index(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -71,18 +71,16 @@ pub(crate) fn run(
     results: &mut Results,
 ) -> Result<()> {
     let parts = [
-        ("take-over", TAKE_OVER, Name::Present, Lvmd::Topolvm),
-        ("legacy", LEGACY, Name::Legacy, Lvmd::Topolvm),
-        ("lvmd", ON_LVMS, Name::Present, Lvmd::Lvms),
-        ("usual", CASES, Name::Present, Lvmd::Topolvm),
-        ("rare", RARELY, Name::Present, Lvmd::Topolvm),
+        ("take-over", TAKE_OVER, Name::Present, Lvmd::Topolvm, !choice.brief),
+        ("legacy", LEGACY, Name::Legacy, Lvmd::Topolvm, !choice.brief),
+        ("lvmd", ON_LVMS, Name::Present, Lvmd::Lvms, !choice.brief),
+        ("usual", CASES, Name::Present, Lvmd::Topolvm, true),
+        ("rare", RARELY, Name::Present, Lvmd::Topolvm, choice.all),
     ];
-    let chosen = |part: &str| match part {
-        "usual" => true,
-        "rare" => choice.all,
-        _ => !choice.brief,
-    };
-    for (part, cases, name, lvmd) in parts.into_iter().filter(|(part, ..)| chosen(part)) {
+    for (part, cases, name, lvmd, wanted) in parts {
+        if !wanted {
+            continue;
+        }
         let images = peers::IMAGES.iter().chain(&[deployed::IMAGES]).map(|&image| image.to_owned()).collect();
         let options = Options { images, ..Options::nodes(1) };
         let suite = InOneCluster { suite: Suite::Topolvm, part, options, cases };
