@@ -4,11 +4,12 @@ use std::fs;
 use std::io::BufReader;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use lab_protocol::control::{self, Answer, Ask};
-use lab_protocol::disk::{Cut, Disk, Fault};
+use lab_protocol::disk::{Cut, Disk, Fault, link_by_id};
 use lab_protocol::needs::Start;
 
 use crate::Result;
@@ -125,7 +126,11 @@ fn await_disk(serial: &str) -> Result<String> {
     loop {
         if let Some(path) = disk_with_serial(serial)?
             && path.exists()
+            && (!udev_runs() || Path::new(&link_by_id(serial)).exists())
         {
+            if udev_runs() && !Command::new("udevadm").args(["settle", "--timeout=120"]).status()?.success() {
+                return Err("udev has not dealt with a new disk".into());
+            }
             return Ok(path.to_string_lossy().into_owned());
         }
         if Instant::now() > deadline {
@@ -133,6 +138,12 @@ fn await_disk(serial: &str) -> Result<String> {
         }
         sleep(Duration::from_millis(20));
     }
+}
+
+/// Whether udev runs here. A disk is there once it has dealt with it: it would take one that a test has made a physical
+/// volume in the meantime for one that came with a group on it, and activate that by the host's policy.
+fn udev_runs() -> bool {
+    Path::new("/run/udev/control").exists()
 }
 
 fn disk_with_serial(serial: &str) -> Result<Option<PathBuf>> {

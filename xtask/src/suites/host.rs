@@ -235,8 +235,9 @@ fn tidy(guest: &Guest) -> Result<()> {
              done 2>/dev/null\n\
              cd /; awk '$1 ~ \"^/dev/(mapper|sd|dm-)\" || $2 ~ \"^/run/test\" {{print $2}}' /proc/mounts | tac | \
              while read -r place; do umount \"$place\"; done\n\
-             for round in 1 2 3 4 5; do\n\
-               for device in $(dmsetup info -c --noheadings -o name); do dmsetup remove --retry \"$device\" || true; done\n\
+             # What lies on others goes first, round by round; only what stays after that is busy and waited for.\n\
+             for retry in '' '' '' '' '' '' --retry --retry --retry; do\n\
+               for device in $(dmsetup info -c --noheadings -o name); do dmsetup remove $retry \"$device\" || true; done\n\
                [ -z \"$(dmsetup ls | grep -v 'No devices')\" ] && break\n\
              done 2>/dev/null\n\
              [ -z \"$(dmsetup ls | grep -v 'No devices')\" ]\n\
