@@ -86,9 +86,11 @@ impl ControlPlane {
         if options.audit {
             fs::write(
                 "audit-policy.json",
-                r#"{"apiVersion":"audit.k8s.io/v1","kind":"Policy","rules":[{"level":"Metadata"}]}"#,
+                r#"{"apiVersion":"audit.k8s.io/v1","kind":"Policy","rules":[
+                    {"level":"None","verbs":["get","list","watch"]},{"level":"Metadata"}]}"#,
             )?;
-            apiserver += " --audit-policy-file=audit-policy.json --audit-log-path=audit.log";
+            apiserver +=
+                " --audit-policy-file=audit-policy.json --audit-log-path=audit.log --audit-log-maxsize=4096";
         }
         let program = |part: Part| Command::new(programs.kubernetes.join(part.name()));
         plane.add(Part::ApiServer, program(Part::ApiServer), &apiserver, &gates)?;
