@@ -100,7 +100,7 @@ impl ControlPlane {
         let manager = format!(
             "{client} --kubeconfig=pki/controller-manager.kubeconfig --use-service-account-credentials \
              --service-account-private-key-file=pki/tokens.key --root-ca-file=pki/ca.crt \
-             --node-monitor-grace-period=120s"
+             --node-monitor-grace-period=120s --vmodule=pvc_protection_controller=4"
         );
         plane.add(Part::ControllerManager, program(Part::ControllerManager), &manager, &gates)?;
         let scheduler = format!("{client} --kubeconfig=pki/scheduler.kubeconfig");

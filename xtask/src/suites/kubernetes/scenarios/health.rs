@@ -43,7 +43,13 @@ fn t14_a_disk_that_fails_is_told_and_what_was_deleted_meanwhile_goes_when_it_is_
     deployed::configure(node, deployed::CONFIGURATION)?;
     acted?;
     node.guest.script(&format!("vgremove {HEALTH}; pvremove {disk}")).run()?;
-    node.guest.unplug(HEALTH)
+    node.guest.unplug(HEALTH)?;
+    cluster.wait_for("nobody to be told of the class any more", || {
+        let told = deployed::told_by(cluster, node)?["deviceClasses"].to_string();
+        let annotations = cluster.get(["node", &node.name])?["metadata"]["annotations"].to_string();
+        ensure!(!told.contains(HEALTH) && !annotations.contains(HEALTH), "{told}, annotations {annotations}");
+        Ok(true)
+    })
 }
 
 fn fails_and_comes_back(cluster: &Cluster, node: &Node) -> Result<()> {
