@@ -80,7 +80,7 @@ pub(crate) struct Up {
     /// Feature gates of the cluster, as `Name=true`.
     #[arg(long, value_name = "GATE", value_delimiter = ',', value_parser = parse_gate)]
     feature_gates: Vec<String>,
-    /// Write every API request to `audit.log` in the lab's directory.
+    /// Write every change that the API is asked for to `audit.log` in the lab's directory.
     #[arg(long)]
     audit: bool,
     /// Guests alone, without Kubernetes.
