@@ -2,7 +2,7 @@
 //!
 //! What a store says may be old: a step that cannot be undone looks at the API itself, or is guarded by the version.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -49,11 +49,18 @@ type Listener<K> = Box<dyn Fn(Option<&Arc<K>>, Option<&Arc<K>>) + Send + Sync>;
 
 /// The objects of one kind that are ours.
 pub struct Store<K> {
-    objects: Mutex<BTreeMap<Key, Arc<K>>>,
+    known: Mutex<Known<K>>,
     listeners: Mutex<Vec<Listener<K>>>,
     complete: watch::Sender<bool>,
     /// Counts changes.
     changes: watch::Sender<u64>,
+}
+
+/// What the API has said.
+struct Known<K> {
+    objects: BTreeMap<Key, Arc<K>>,
+    /// The uids of those that are gone, the latest last.
+    gone: VecDeque<String>,
 }
 
 /// What makes an object ours. It may take from the object what nobody reads.
@@ -62,6 +69,9 @@ pub type Keep<K> = Box<dyn Fn(&mut K) -> bool + Send + Sync>;
 /// A failing watch is begun again after this long, and later at the most after [`LONGEST`].
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(10);
+
+/// So many of those that are gone are remembered: more than can go while an answer is on its way.
+const GONE: usize = 512;
 
 /// Objects per answer: what is read at once is in memory at once.
 const PAGE: u32 = 100;
@@ -77,7 +87,7 @@ pub fn config() -> Config {
 impl<K> Default for Store<K> {
     fn default() -> Store<K> {
         Store {
-            objects: Mutex::default(),
+            known: Mutex::new(Known { objects: BTreeMap::new(), gone: VecDeque::new() }),
             listeners: Mutex::default(),
             complete: watch::Sender::new(false),
             changes: watch::Sender::new(0),
@@ -95,7 +105,7 @@ where
 {
     /// An object.
     pub fn get(&self, key: &Key) -> Option<Arc<K>> {
-        lock(&self.objects).get(key).cloned()
+        lock(&self.known).objects.get(key).cloned()
     }
 
     /// An object without a namespace.
@@ -105,17 +115,17 @@ where
 
     /// All that fulfil something.
     pub fn filter(&self, mut wanted: impl FnMut(&K) -> bool) -> Vec<Arc<K>> {
-        lock(&self.objects).values().filter(|object| wanted(object)).cloned().collect()
+        lock(&self.known).objects.values().filter(|object| wanted(object)).cloned().collect()
     }
 
     /// The first that fulfils something.
     pub fn find(&self, mut wanted: impl FnMut(&K) -> bool) -> Option<Arc<K>> {
-        lock(&self.objects).values().find(|object| wanted(object)).cloned()
+        lock(&self.known).objects.values().find(|object| wanted(object)).cloned()
     }
 
     /// All of them.
     pub fn all(&self) -> Vec<Arc<K>> {
-        lock(&self.objects).values().cloned().collect()
+        lock(&self.known).objects.values().cloned().collect()
     }
 
     /// Who wants to be told of changes. It must not take long.
@@ -146,27 +156,48 @@ where
         *self.complete.borrow()
     }
 
-    /// Puts an object in that the API has just answered with: the watch tells of it a moment later.
+    /// Puts an object in that the API has just answered with: the watch tells of it a moment later. If it has told
+    /// already, of something later or of its end, that holds.
     pub fn answered(&self, object: K) {
-        self.put(object);
+        let known = lock(&self.known);
+        let is_gone = object.meta().uid.as_ref().is_some_and(|uid| known.gone.contains(uid));
+        if !is_gone {
+            self.put(known, object);
+        }
     }
 
-    fn put(&self, object: K) -> Key {
+    fn put(&self, mut known: MutexGuard<'_, Known<K>>, object: K) -> Key {
         let (key, object) = (Key::of(&object), Arc::new(object));
-        let mut objects = lock(&self.objects);
-        if let Some(present) = objects.get(&key)
+        if let Some(present) = known.objects.get(&key)
             && is_known(present.as_ref(), object.as_ref())
         {
             return key;
         }
-        let before = objects.insert(key.clone(), Arc::clone(&object));
-        drop(objects);
+        let before = known.objects.insert(key.clone(), Arc::clone(&object));
+        drop(known);
         self.tell(before.as_ref(), Some(&object));
         key
     }
 
+    /// One that is not ours any more.
     fn take(&self, key: &Key) {
-        let before = lock(&self.objects).remove(key);
+        let before = lock(&self.known).objects.remove(key);
+        if before.is_some() {
+            self.tell(before.as_ref(), None);
+        }
+    }
+
+    /// One that is gone.
+    fn end(&self, key: &Key, uid: Option<&str>) {
+        let mut known = lock(&self.known);
+        known.gone.extend(uid.map(str::to_owned));
+        while known.gone.len() > GONE {
+            known.gone.pop_front();
+        }
+        // Another one may have its name by now.
+        let is_it = known.objects.get(key).is_some_and(|present| present.meta().uid.as_deref() == uid);
+        let before = if is_it { known.objects.remove(key) } else { None };
+        drop(known);
         if before.is_some() {
             self.tell(before.as_ref(), None);
         }
@@ -213,10 +244,8 @@ where
                     listed.extend(self.apply(object, keep));
                 }
                 Event::InitDone => {
-                    let gone: Vec<Key> =
-                        lock(&self.objects).keys().filter(|key| !listed.contains(*key)).cloned().collect();
-                    for key in gone {
-                        self.take(&key);
+                    for object in self.filter(|object| !listed.contains(&Key::of(object))) {
+                        self.end(&Key::of(object.as_ref()), object.meta().uid.as_deref());
                     }
                     listed.clear();
                     self.complete.send_replace(true);
@@ -226,13 +255,7 @@ where
                     self.apply(object, keep);
                     pause = FIRST;
                 }
-                Event::Delete(object) => {
-                    let key = Key::of(&object);
-                    // Another one may have its name by now.
-                    if self.get(&key).is_none_or(|present| present.meta().uid == object.meta().uid) {
-                        self.take(&key);
-                    }
-                }
+                Event::Delete(object) => self.end(&Key::of(&object), object.meta().uid.as_deref()),
             }
         }
         None
@@ -241,7 +264,7 @@ where
     fn apply(&self, mut object: K, keep: &Keep<K>) -> Option<Key> {
         object.meta_mut().managed_fields = None;
         if keep(&mut object) {
-            return Some(self.put(object));
+            return Some(self.put(lock(&self.known), object));
         }
         self.take(&Key::of(&object));
         None
@@ -338,6 +361,37 @@ mod tests {
         assert_eq!(store.named("a").unwrap().metadata.resource_version.as_deref(), Some("10"));
         fed(&store, vec![Ok(Event::Apply(node("a", "11")))]).await;
         assert_eq!(store.named("a").unwrap().metadata.resource_version.as_deref(), Some("11"));
+    }
+
+    #[tokio::test]
+    async fn an_answer_does_not_bring_back_what_the_watch_has_seen_go() {
+        let store = Store::default();
+        let events = [node("a", "1"), node("b", "2"), node("foreign", "3")];
+        fed(&store, events.map(|node| Ok(Event::Apply(node))).into()).await;
+        fed(&store, vec![Ok(Event::Delete(node("a", "6")))]).await;
+        store.answered(node("a", "5"));
+        assert_eq!(names(&store), ["b"]);
+        // Also what went while nobody watched, and what was never known.
+        fed(&store, vec![Ok(Event::Init), Ok(Event::InitDone), Ok(Event::Delete(node("c", "8")))]).await;
+        for late in [node("b", "7"), node("c", "7")] {
+            store.answered(late);
+        }
+        assert_eq!(names(&store), [""; 0]);
+        // Another one of its name is another one.
+        let mut again = node("a", "9");
+        again.metadata.uid = Some("another".into());
+        store.answered(again);
+        fed(&store, vec![Ok(Event::Delete(node("a", "6")))]).await;
+        assert_eq!(names(&store), ["a"]);
+    }
+
+    #[tokio::test]
+    async fn what_is_gone_is_not_remembered_for_ever() {
+        let store = Store::default();
+        let deleted = (0..GONE + 10).map(|number| Ok(Event::Delete(node(&number.to_string(), "1"))));
+        fed(&store, deleted.collect()).await;
+        assert_eq!(lock(&store.known).gone.len(), GONE);
+        assert_eq!(lock(&store.known).gone.front().map(String::as_str), Some("10"));
     }
 
     #[tokio::test(start_paused = true)]
