@@ -181,8 +181,7 @@ impl<K: Ord + Clone + Debug + Send + Sync + 'static> Work<K> {
     /// Takes what is due, or says when something will be.
     fn take(&self) -> Result<K, Option<Instant>> {
         let mut state = self.state();
-        let now = Instant::now();
-        while state.later.first().is_some_and(|(due, _)| *due <= now)
+        while state.later.first().is_some_and(|(due, _)| *due <= Instant::now())
             && let Some((_, key)) = state.later.pop_first()
         {
             state.due.remove(&key);
