@@ -80,8 +80,9 @@ impl Report {
         let status = status.map_err(|Error { message, .. }| message)?;
         let api: Api<LvmNode> = Api::namespaced(self.client.clone(), &self.namespace);
         if last.as_ref() == Some(&status) {
-            // Somebody may have deleted it.
-            if api.get_opt(&self.node).await.map_err(|error| chain(&error))?.is_some() {
+            // Somebody may have deleted or changed it, or a write that failed was heard nevertheless.
+            let present = api.get_opt(&self.node).await.map_err(|error| chain(&error))?;
+            if present.is_some_and(|present| present.status == *last) {
                 return Ok(());
             }
         }
@@ -93,8 +94,7 @@ impl Report {
             write::create(&api, &node).await.map_err(|error| chain(&error))?;
             patched = tell().await;
         }
-        patched.map_err(|error| chain(&error))?;
-        *last = Some(status);
+        *last = patched.map_err(|error| chain(&error))?.status;
         Ok(())
     }
 }
