@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv,
 use crate::desired::{ClassKind, Desired, DeviceClass};
 use crate::dm::Cow;
 use crate::lvm::inventory::Kind;
-use crate::names::VolumePath;
+use crate::names::{VgName, VolumePath};
 use crate::plan::volume::FULL_ENOUGH;
 use crate::runner::{Linux, Runner};
 use crate::volumes::Volumes;
@@ -56,23 +56,33 @@ pub fn follow(
                 }
             }
             let desired = desired();
-            for group in desired.groups() {
-                match volumes.look_in_turn(group) {
-                    Ok(()) => drop(unseen.remove(group)),
-                    // Told once, and again when the reason is another.
-                    Err(error) => {
-                        let reason = error.to_string();
-                        if unseen.get(group) != Some(&reason) {
-                            tracing::warn!(group = %group, %error, "a volume group cannot be looked at");
-                            unseen.insert(group.clone(), reason);
-                        }
-                    }
-                }
+            let looked = volumes.runner().together(|| {
+                look_at_groups(&volumes, &desired, &mut unseen);
+                extend_stores(&volumes, &desired, &mut lost);
+            });
+            if let Err(error) = looked {
+                tracing::warn!(%error, "the host's files are out of reach: groups are not looked at");
             }
-            extend_stores(&volumes, &desired, &mut lost);
         }
     })?;
     Ok(())
+}
+
+/// Looks whether others have changed a group. Why it cannot be looked at is told once, and again when it is another
+/// reason.
+fn look_at_groups(volumes: &Volumes<Linux>, desired: &Desired, unseen: &mut BTreeMap<VgName, String>) {
+    for group in desired.groups() {
+        match volumes.look_in_turn(group) {
+            Ok(()) => drop(unseen.remove(group)),
+            Err(error) => {
+                let reason = error.to_string();
+                if unseen.get(group) != Some(&reason) {
+                    tracing::warn!(group = %group, %error, "a volume group cannot be looked at");
+                    unseen.insert(group.clone(), reason);
+                }
+            }
+        }
+    }
 }
 
 fn listen() -> io::Result<OwnedFd> {

@@ -97,8 +97,14 @@ impl HostVolumes {
     ) -> Result<T, Error> {
         let (engine, desired) = (Arc::clone(&self.engine), self.configuration.desired());
         let span = tracing::Span::current();
-        let task = tokio::task::spawn_blocking(move || span.in_scope(|| act(&engine, &desired)));
-        task.await.unwrap_or_else(|_| Err(Error::new(Kind::Internal, "a thread panicked: the log says more")))
+        let task = tokio::task::spawn_blocking(move || {
+            engine.runner().together(|| span.in_scope(|| act(&engine, &desired)))
+        });
+        let done =
+            task.await.map_err(|_| Error::new(Kind::Internal, "a thread panicked: the log says more"))?;
+        done.map_err(|error| {
+            Error::new(Kind::Internal, format!("the host's files are out of reach: {error}"))
+        })?
     }
 
     /// Makes a volume, or finds the one that the same wish has made.
