@@ -54,17 +54,27 @@ impl Requests {
         self.writes(namespace).filter(|request| request["objectRef"]["resource"] != "leases").count()
     }
 
+    /// How many milliseconds a namespace's pods took from the moment at which Kubernetes asked for the volume of a claim in
+    /// that namespace until they had made it.
+    pub(super) fn asked_to_made(&self, namespace: &str) -> Result<f64> {
+        let asked = self.0.iter().find(|request| {
+            let object = &request["objectRef"];
+            let user = request["user"]["username"].as_str().unwrap_or_default();
+            request["verb"] == "update"
+                && object["resource"] == "persistentvolumeclaims"
+                && object["namespace"] == namespace
+                && user.ends_with(":persistent-volume-binder")
+        });
+        let made = self.writes(namespace).find(|request| {
+            request["verb"] == "create" && request["objectRef"]["resource"] == "persistentvolumes"
+        });
+        let asked = asked.with_context(|| format!("nobody has asked for a volume in {namespace}"))?;
+        let made = made.with_context(|| format!("{namespace} has made no volume"))?;
+        Ok((time(made, ANSWERED) - time(asked, ANSWERED)) * 1000.0)
+    }
+
     /// All that a namespace's pods, the kubelet and the control plane have written, with the time since the first.
     pub(super) fn story(&self, namespace: &str) -> String {
-        let time = |request: &Value, field: &str| {
-            let text = request[field].as_str().unwrap_or_default();
-            let clock = text.split_once('T').map_or("", |(_, clock)| clock.trim_end_matches('Z'));
-            let mut seconds = 0.0;
-            for part in clock.split(':') {
-                seconds = seconds * 60.0 + part.parse::<f64>().unwrap_or_default();
-            }
-            seconds
-        };
         let writes = self.0.iter().filter(|request| {
             let verb = request["verb"].as_str().unwrap_or_default();
             matches!(verb, "create" | "update" | "patch" | "delete")
@@ -74,8 +84,7 @@ impl Requests {
         let mut begin = None;
         let mut text = String::from("one volume, write by write (ms since the first, ms taken, who, what):");
         for request in writes {
-            let (received, answered) =
-                (time(request, "requestReceivedTimestamp"), time(request, "stageTimestamp"));
+            let (received, answered) = (time(request, RECEIVED), time(request, ANSWERED));
             let begin = *begin.get_or_insert(received);
             let user = request["user"]["username"].as_str().unwrap_or_default();
             let who = if user.contains(namespace) { "lvms" } else { user.rsplit(':').next().unwrap_or(user) };
@@ -97,6 +106,16 @@ impl Requests {
         }
         text
     }
+}
+
+const RECEIVED: &str = "requestReceivedTimestamp";
+const ANSWERED: &str = "stageTimestamp";
+
+/// A time of a request, in seconds of its day.
+fn time(request: &Value, field: &str) -> f64 {
+    let text = request[field].as_str().unwrap_or_default();
+    let clock = text.split_once('T').map_or("", |(_, clock)| clock.trim_end_matches('Z'));
+    clock.split(':').fold(0.0, |seconds, part| seconds * 60.0 + part.parse::<f64>().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -126,5 +145,31 @@ mod tests {
         assert_eq!(requests.writes_but_leases_of("lvms-system"), 1);
         let story = requests.story("lvms-system");
         assert!(story.contains("0     2  lvms") && story.contains("create logicalvolumes x"), "{story}");
+    }
+    #[test]
+    fn a_volume_is_waited_for_from_the_moment_at_which_kubernetes_asks_for_it() {
+        let line = |user: &str, verb: &str, resource: &str, namespace: &str, second: u64| {
+            serde_json::json!({
+                "stage": "ResponseComplete", "verb": verb, "user": {"username": user},
+                "objectRef": {"resource": resource, "namespace": namespace, "name": "x"},
+                "responseStatus": {"code": 200}, "stageTimestamp": format!("2026-01-01T10:00:{second:02}.5Z"),
+            })
+            .to_string()
+        };
+        let (binder, ours) = (
+            "system:serviceaccount:kube-system:persistent-volume-binder",
+            "system:serviceaccount:lvms-system:lvms",
+        );
+        let log = [
+            line("admin", "update", "persistentvolumeclaims", "lvms-system", 1),
+            line(binder, "update", "persistentvolumeclaims", "other", 2),
+            line(binder, "update", "persistentvolumeclaims", "lvms-system", 3),
+            line(ours, "create", "logicalvolumes", "", 4),
+            line(ours, "create", "persistentvolumes", "", 5),
+            line(binder, "update", "persistentvolumeclaims", "lvms-system", 6),
+        ];
+        let requests = Requests::read(&log.join("\n"));
+        assert_eq!(requests.asked_to_made("lvms-system").unwrap(), 2000.0);
+        assert!(requests.asked_to_made("other").is_err());
     }
 }
