@@ -149,6 +149,9 @@ fn live_and_die(stage: &Stage<'_>, plan: Plan) -> Result<usize> {
     })?;
     let completed = completed.into_inner();
     println!("     {completed} claims lived and died; killed: {fire}");
+    if observer.reminders() > 0 {
+        println!("     Kubernetes had to be reminded of claims: {} times", observer.reminders());
+    }
     let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
     ensure!(failures.is_empty(), "{}", failures.join("\n"));
     Ok(completed)
