@@ -81,13 +81,18 @@ impl Lvmd {
             // Whoever watches would be waited for for ever.
             let _ = end.send(true);
         };
+        let telemetry = Telemetry::new(metrics);
+        let (stop, all_ended) = telemetry.ending(stop);
         let served = Server::builder()
-            .layer(Telemetry { metrics })
+            .layer(telemetry)
             .add_service(HealthServer::new(Well))
             .add_service(LvServiceServer::new(volumes))
             .add_service(VgServiceServer::new(groups))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
-            .await;
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
+        let served = tokio::select! {
+            served = served => served,
+            () = all_ended => Ok(()),
+        };
         socket.remove();
         Ok(served?)
     }

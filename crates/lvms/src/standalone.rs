@@ -79,13 +79,21 @@ async fn serve(options: &Options, socket: &Path, host: &Host) -> Result<()> {
     let node = Node { volumes: Arc::clone(&host.volumes), locks, id: name, topology };
     tracing::info!(socket = %socket.display(), driver = options.driver_name, "serves");
     let lvmd = options.host.lvmd(host, &metrics)?;
+    let telemetry = Telemetry::new(metrics);
+    let (stop, all_ended) = telemetry.ending(serving::told_to_end());
     let served = Server::builder()
-        .layer(Telemetry { metrics })
+        .layer(telemetry)
         .add_service(IdentityServer::new(identity))
         .add_service(ControllerServer::new(controller))
         .add_service(NodeServer::new(node))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), serving::told_to_end());
-    tokio::try_join!(async { Ok(served.await?) }, lvmd)?;
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
+    let served = async {
+        tokio::select! {
+            served = served => Ok(served?),
+            () = all_ended => Ok(()),
+        }
+    };
+    tokio::try_join!(served, lvmd)?;
     tracing::info!("ends: what was begun is finished");
     Ok(())
 }

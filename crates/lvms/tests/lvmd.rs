@@ -301,7 +301,7 @@ fn the_socket_of_lvmd_is_roots_and_neither_stolen_nor_left(lab: &Lab) -> Result 
     driver.running.process.wait()?;
     assert!(socket.exists());
     drop(driver);
-    // Told to end, it does not wait for those who watch, and leaves nothing.
+    // Told to end, it waits neither for those who watch nor for those who keep a connection, and leaves nothing.
     let mut again = Command::new(PROGRAM);
     again.args(["standalone", "--config"]).arg(lab.state().join("driver.yaml")).arg("--lvmd-protocol");
     let mut again = again.args(["--endpoint", "/run/test/again.sock"]).spawn()?;
@@ -310,9 +310,9 @@ fn the_socket_of_lvmd_is_roots_and_neither_stolen_nor_left(lab: &Lab) -> Result 
     client.next(&mut watched)?;
     run("kill", ["-TERM", &again.id().to_string()])?;
     assert!(client.next(&mut watched).is_err());
-    drop((watched, client));
     assert!(again.wait()?.success());
     assert!(!socket.exists());
+    drop((watched, client));
     Ok(())
 }
 

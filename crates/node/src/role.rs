@@ -97,13 +97,16 @@ impl Role {
         let topology = (personality.topology_key(), node.clone());
         let identity = Identity { name: personality.driver().to_owned(), version: version.to_owned() };
         tracing::info!(socket = %socket.display(), node, driver = personality.driver(), "serves");
+        let telemetry = Telemetry::new(metrics);
+        let (stop, all_ended) = telemetry.ending(stop);
         let served = Server::builder()
-            .layer(Telemetry { metrics })
+            .layer(telemetry)
             .add_service(IdentityServer::new(identity))
             .add_service(NodeServer::new(Node { volumes: host, locks, id: node, topology }))
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
         tokio::select! {
             served = served => Ok(served?),
+            () = all_ended => Ok(()),
             // Whoever starts us again is better than a node that does half of its work.
             ended = tasks.join_next() => bail!("a part of this node's work has ended: {ended:?}"),
         }
