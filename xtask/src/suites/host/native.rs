@@ -71,6 +71,19 @@ fn run_case(case: &Case, scratch: &Path) -> Result<()> {
     given_back
 }
 
+/// Waits until udev has dealt with what has happened, if there is one.
+fn settle() -> Result<()> {
+    if process::find("udevadm").is_some() {
+        process::run(process::program("udevadm").args(["settle", "--timeout=60"]))?;
+    }
+    Ok(())
+}
+
+fn has_holders(device: &str) -> bool {
+    let holders = Path::new("/sys/block").join(device.trim_start_matches("/dev/")).join("holders");
+    fs::read_dir(holders).is_ok_and(|mut holders| holders.next().is_some())
+}
+
 /// Loop devices and an LVM for one test.
 struct LoopDisks {
     devices: Vec<String>,
@@ -101,14 +114,24 @@ impl LoopDisks {
 
     /// Gives everything back; what cannot be given back is told, and fails the test.
     fn give_back(mut self) -> Result<()> {
-        let deactivated =
-            process::run(process::program("lvm").args(["vgchange", "-an"]).env("LVM_SYSTEM_DIR", &self.lvm));
-        // It removes links a moment after the volumes are gone, and the next test may want their names.
-        if process::find("udevadm").is_some() {
-            process::run(process::program("udevadm").args(["settle", "--timeout=60"]))?;
-        }
+        let deactivated = self.deactivate();
         let detached = self.detach();
         deactivated.and(detached).map(drop)
+    }
+
+    /// Deactivates what the test has left. The machine's udev activates a new group by the machine's own policy, as soon
+    /// as it hears of it: that may be after the test has ended.
+    fn deactivate(&self) -> Result<()> {
+        for _ in 0..60 {
+            settle()?;
+            process::run(process::program("lvm").args(["vgchange", "-an"]).env("LVM_SYSTEM_DIR", &self.lvm))?;
+            // Links to volumes go a moment after them, and the next test may want their names.
+            settle()?;
+            if !self.devices.iter().any(|device| has_holders(device)) {
+                return Ok(());
+            }
+        }
+        bail!("device-mapper devices on {} come back again and again", self.devices.join(", "))
     }
 
     fn detach(&mut self) -> Result<String> {
