@@ -5,7 +5,7 @@
 
 pub mod history;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -30,6 +30,8 @@ struct State {
     /// After so many effects nothing works any more.
     effects_left: Option<u64>,
     hidden: u32,
+    /// Volumes that LVM cannot remove.
+    kept: BTreeSet<VolumePath>,
     /// What was done, for people.
     history: Vec<String>,
 }
@@ -78,8 +80,14 @@ impl Simulated {
     /// A host with this group.
     pub fn new(group: Group) -> Simulated {
         let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-        let state =
-            State { inventory, content: BTreeMap::new(), effects_left: None, hidden: 0, history: Vec::new() };
+        let state = State {
+            inventory,
+            content: BTreeMap::new(),
+            effects_left: None,
+            hidden: 0,
+            kept: BTreeSet::new(),
+            history: Vec::new(),
+        };
         Simulated { state: Mutex::new(state) }
     }
 
@@ -122,6 +130,11 @@ impl Simulated {
         self.state().hidden = looks;
     }
 
+    /// LVM cannot remove this volume.
+    pub fn keep_volume(&self, volume: VolumePath) {
+        self.state().kept.insert(volume);
+    }
+
     /// What a volume holds.
     pub fn content(&self, volume: &VolumePath) -> Content {
         self.state().content.get(volume).cloned().unwrap_or(Content::Dirt)
@@ -159,6 +172,35 @@ impl State {
             *left -= 1;
         }
         self.history.push(what());
+        Ok(())
+    }
+
+    /// What a command does.
+    fn apply(&mut self, change: &Change) -> Result<(), Failure> {
+        let path = change.path();
+        let Some(before) = self.inventory.groups.get(&path.group).cloned() else {
+            return Err(Failure::NotFound(format!("Volume group \"{}\" not found", path.group)));
+        };
+        let mut group = Group::clone(&before);
+        model::apply(&mut group, change)?;
+        group.seqno += model::increments(&before, change);
+        settle(&before, &mut group, &path.volume);
+        let source = match change {
+            Change::SnapshotThin { origin, .. } | Change::SnapshotThick { origin, .. } => {
+                Some(self.content.get(origin).cloned().unwrap_or(Content::Dirt))
+            }
+            Change::CreateThin { .. } => Some(Content::Zeros),
+            Change::CreateThick { .. } => Some(Content::Dirt),
+            Change::Extend { .. }
+            | Change::Remove { .. }
+            | Change::Release { .. }
+            | Change::Tag { .. }
+            | Change::Activate { .. }
+            | Change::Deactivate { .. } => None,
+        };
+        self.content.extend(source.map(|content| (path.clone(), content)));
+        self.content.retain(|path, _| path.group != group.name || group.volumes.contains_key(&path.volume));
+        self.inventory.groups.insert(path.group, Arc::new(group));
         Ok(())
     }
 
@@ -212,31 +254,19 @@ impl Runner for Simulated {
     fn change(&self, change: &Change) -> Result<(), Failure> {
         let mut state = self.state();
         state.effect(|| change.arguments().join(" ")).map_err(Failure::Other)?;
-        let path = change.path();
-        let Some(before) = state.inventory.groups.get(&path.group).cloned() else {
-            return Err(Failure::NotFound(format!("Volume group \"{}\" not found", path.group)));
-        };
-        let mut group = Group::clone(&before);
-        model::apply(&mut group, change)?;
-        group.seqno += model::increments(&before, change);
-        settle(&before, &mut group, &path.volume);
-        let source = match change {
-            Change::SnapshotThin { origin, .. } | Change::SnapshotThick { origin, .. } => {
-                Some(state.content.get(origin).cloned().unwrap_or(Content::Dirt))
-            }
-            Change::CreateThin { .. } => Some(Content::Zeros),
-            Change::CreateThick { .. } => Some(Content::Dirt),
-            Change::Extend { .. }
-            | Change::Remove { .. }
-            | Change::Release { .. }
-            | Change::Tag { .. }
-            | Change::Activate { .. }
-            | Change::Deactivate { .. } => None,
-        };
-        state.content.extend(source.map(|content| (path.clone(), content)));
-        state.content.retain(|path, _| path.group != group.name || group.volumes.contains_key(&path.volume));
-        state.inventory.groups.insert(path.group, Arc::new(group));
-        Ok(())
+        let Change::Remove { path, others } = change else { return state.apply(change) };
+        // LVM goes on with the others when one cannot go.
+        let mut removed = Ok(());
+        for volume in [&path.volume].into_iter().chain(others) {
+            let path = VolumePath { group: path.group.clone(), volume: volume.clone() };
+            let one = if state.kept.contains(&path) {
+                Err(Failure::InUse(format!("Logical volume {path} in use.")))
+            } else {
+                state.apply(&Change::remove(path))
+            };
+            removed = removed.and(one);
+        }
+        removed
     }
 
     fn keep(&self, _: &Group) -> io::Result<()> {

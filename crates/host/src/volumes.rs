@@ -5,9 +5,10 @@
 
 mod held_up;
 mod look;
+mod removal;
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -76,6 +77,8 @@ pub struct Volumes<R> {
     queues: Mutex<BTreeMap<VgName, Arc<Queue>>>,
     known: watch::Sender<Arc<Inventory>>,
     works: Mutex<BTreeMap<VolumePath, Work>>,
+    /// Volumes whose removal somebody waits for, and that may go with others.
+    leaving: Mutex<BTreeSet<VolumePath>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -96,6 +99,7 @@ impl<R: Runner> Volumes<R> {
             queues: Mutex::default(),
             known: watch::Sender::new(inventory),
             works: Mutex::default(),
+            leaving: Mutex::default(),
         }))
     }
 
@@ -160,14 +164,6 @@ impl<R: Runner> Volumes<R> {
             volume::grow(situation, class, path, size, in_use)
         })?;
         self.find(path)
-    }
-
-    /// Removes a volume; one that is gone already is as good.
-    pub fn remove(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
-        // Copies that lie elsewhere, and may need one of its snapshots, are ours and known; a group that cannot be
-        // looked at holds no other up.
-        let groups = [path.group.clone()];
-        self.settle(path, &groups, false, deadline, |situation| volume::remove(situation, path))
     }
 
     /// Makes what is known of a volume true.

@@ -86,7 +86,7 @@ fn every_kind_of_volume_is_made_reported_and_removed(lab: &Lab) -> Result {
     assert_eq!(now.disks.iter().map(|disk| disk.free()).sum::<Extents>(), now.free);
 
     for name in ["cow", "moment", "thin", "mirrored", "striped", "linear"] {
-        linux.change(&Change::Remove { path: path(name)? })?;
+        linux.change(&Change::remove(path(name)?))?;
     }
     let after = group(&linux)?;
     assert_eq!(after.free, before.free);
@@ -104,7 +104,7 @@ fn failures_of_lvm2_are_types(lab: &Lab) -> Result {
     let too_wide = fails(thick("b", 5, &["--stripes", "7"])?)?;
     assert!(matches!(too_wide, Failure::NoSpace(_)), "{too_wide:?}");
     assert!(matches!(fails(thick("b", 5, &["--no-such-option"])?)?, Failure::Refused(_)));
-    assert!(matches!(fails(Change::Remove { path: path("b")? })?, Failure::NotFound(_)));
+    assert!(matches!(fails(Change::remove(path("b")?))?, Failure::NotFound(_)));
     assert!(matches!(fails(thin("b", Bytes::mib(4))?)?, Failure::NotFound(_)));
     let extend =
         |extents| Ok::<_, lab_test::Error>(Change::Extend { path: path("a")?, extents, from: Vec::new() });
@@ -112,15 +112,46 @@ fn failures_of_lvm2_are_types(lab: &Lab) -> Result {
     assert!(matches!(fails(extend(Extents(3))?)?, Failure::NotLarger(_)));
     assert!(matches!(fails(extend(Extents(9999))?)?, Failure::NoSpace(_)));
     let elsewhere = VolumePath { group: VgName::parse("none")?, volume: LvName::parse("a")? };
-    assert!(matches!(fails(Change::Remove { path: elsewhere })?, Failure::NotFound(_)));
+    assert!(matches!(fails(Change::remove(elsewhere))?, Failure::NotFound(_)));
     run("mkfs.ext4", ["-q", "/dev/vg/a"])?;
     run("mount", ["--mkdir", "/dev/vg/a", "/run/test/a"])?;
-    assert!(matches!(fails(Change::Remove { path: path("a")? })?, Failure::InUse(_)));
+    assert!(matches!(fails(Change::remove(path("a")?))?, Failure::InUse(_)));
     assert!(matches!(fails(Change::Deactivate { path: path("a")? })?, Failure::InUse(_)));
     run("umount", ["/run/test/a"])?;
     linux.change(&Change::Deactivate { path: path("a")? })?;
     linux.change(&Change::Activate { path: path("a")? })?;
-    linux.change(&Change::Remove { path: path("a")? })?;
+    linux.change(&Change::remove(path("a")?))?;
+    Ok(())
+}
+
+fn volumes_go_together_and_one_that_is_in_use_keeps_no_other(lab: &Lab) -> Result {
+    let linux = Arc::new(linux()?);
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    let before = group(&linux)?.free;
+    let names = ["a", "b", "c", "d", "used"];
+    for name in names {
+        linux.change(&thick(name, 2, &[])?)?;
+    }
+    let user = fs::File::open("/dev/vg/used")?;
+    // LVM goes on with the others.
+    let others = vec![LvName::parse("used")?, LvName::parse("b")?];
+    let done = linux.change(&Change::Remove { path: path("a")?, others });
+    assert!(matches!(done, Err(Failure::InUse(_))), "{done:?}");
+    assert_eq!(group(&linux)?.volumes.len(), 3);
+    let volumes = Volumes::open(Arc::clone(&linux), &[&VgName::parse("vg")?])?;
+    let remove = |name: &str| volumes.remove(&path(name).expect("a name"), None);
+    std::thread::scope(|scope| {
+        let waiting = names.map(|name| (name, scope.spawn(move || remove(name))));
+        for (name, thread) in waiting {
+            let removed = thread.join().expect("it does not panic");
+            assert_eq!(removed.is_err(), name == "used", "{name}: {removed:?}");
+        }
+    });
+    drop(user);
+    remove("used")?;
+    let (known, now) = (volumes.inventory(), group(&linux)?);
+    assert_eq!((now.free, now.volumes.len()), (before, 0));
+    assert_eq!(known.groups[&now.name].free, before);
     Ok(())
 }
 
@@ -195,11 +226,14 @@ fn each_change_raises_the_sequence_number_as_the_engine_expects(lab: &Lab) -> Re
         tag,
         Change::Activate { path: path("moment")? },
         Change::Deactivate { path: path("moment")? },
-        Change::Remove { path: path("cow")? },
-        Change::Remove { path: path("moment")? },
-        Change::Remove { path: path("thin")? },
-        Change::Remove { path: path("mirrored")? },
-        Change::Remove { path: path("linear")? },
+        Change::remove(path("cow")?),
+        Change::remove(path("moment")?),
+        Change::remove(path("thin")?),
+        Change::remove(path("linear")?),
+        Change::Remove {
+            path: path("mirrored")?,
+            others: vec![LvName::parse("parity")?, LvName::parse("striped")?],
+        },
     ];
     let mut wrong = Vec::new();
     for change in changes {
@@ -357,6 +391,7 @@ lab_test::main! {
     a_change_that_was_answered_outlives_the_loss_of_unflushed_writes: Needs::disks(1, GIB).faults().without_udev().power_cut(),
     every_kind_of_volume_is_made_reported_and_removed: Needs::disks(2, GIB),
     failures_of_lvm2_are_types: Needs::disks(1, GIB),
+    volumes_go_together_and_one_that_is_in_use_keeps_no_other: Needs::disks(1, GIB),
     a_missing_disk_is_reported_and_refused_by_type: Needs::disks(2, GIB).hotplug(),
     the_sequence_number_on_disk_is_the_reported_one_after_every_change: Needs::disks(1, GIB).without_udev(),
     each_change_raises_the_sequence_number_as_the_engine_expects: Needs::disks(3, GIB).without_udev(),

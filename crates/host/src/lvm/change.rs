@@ -70,10 +70,12 @@ pub enum Change {
         /// From these places only, if any are named.
         from: Vec<Area>,
     },
-    /// A volume is removed.
+    /// Volumes of a group are removed, one after the other: LVM is started, and udev told of the disks, once for all.
     Remove {
         /// Which.
         path: VolumePath,
+        /// Others of its group.
+        others: Vec<LvName>,
     },
     /// A volume is removed, and what is on its extents stays, whatever the host discards: another takes them over.
     Release {
@@ -102,13 +104,18 @@ pub enum Change {
 }
 
 impl Change {
+    /// One volume is removed.
+    pub fn remove(path: VolumePath) -> Change {
+        Change::Remove { path, others: Vec::new() }
+    }
+
     /// The volume that is changed or made.
     pub fn path(&self) -> VolumePath {
         match self {
             Change::CreateThick { path, .. }
             | Change::CreateThin { path, .. }
             | Change::Extend { path, .. }
-            | Change::Remove { path }
+            | Change::Remove { path, .. }
             | Change::Release { path }
             | Change::Tag { path, .. }
             | Change::Activate { path }
@@ -155,8 +162,9 @@ impl Change {
                 words.add([path.to_string()]);
                 words.add(from.iter().map(|area| format!("{}:{}-{}", area.place, area.first, area.last)));
             }
-            Change::Remove { path } => {
+            Change::Remove { path, others } => {
                 words.add(["lvremove".to_owned(), "--yes".into(), path.to_string()]);
+                words.add(others.iter().map(|other| format!("{}/{other}", path.group)));
             }
             Change::Release { path } => {
                 words

@@ -56,7 +56,13 @@ pub fn apply(group: &mut Group, change: &Change) -> Result<(), Failure> {
             insert(group, name, kind, size, tags, active);
         }
         Change::Extend { path, extents, .. } => extend(group, &path.volume, *extents)?,
-        Change::Remove { path } | Change::Release { path } => remove(group, &path.volume)?,
+        Change::Remove { path, others } => {
+            remove(group, &path.volume)?;
+            for other in others {
+                remove(group, other)?;
+            }
+        }
+        Change::Release { path } => remove(group, &path.volume)?,
         Change::Tag { path, add, remove } => {
             let volume = present_mut(group, &path.volume)?;
             volume.tags.retain(|tag| !remove.iter().any(|gone| gone.as_str() == tag));
@@ -264,13 +270,18 @@ pub fn increments(group: &Group, change: &Change) -> u64 {
         | Change::CreateThin { .. }
         | Change::SnapshotThin { .. }
         | Change::SnapshotThick { .. } => 2,
-        Change::Remove { path } | Change::Release { path } => {
-            match group.volumes.get(&path.volume).map(|volume| &volume.kind) {
-                Some(Kind::Thin { .. } | Kind::Cow { .. }) => 2,
-                Some(Kind::Thick(_) | Kind::Pool { .. } | Kind::Other(_)) | None => 1,
-            }
+        Change::Remove { path, others } => {
+            removal(group, &path.volume) + others.iter().map(|other| removal(group, other)).sum::<u64>()
         }
+        Change::Release { path } => removal(group, &path.volume),
         Change::Extend { .. } | Change::Tag { .. } => 1,
         Change::Activate { .. } | Change::Deactivate { .. } => 0,
+    }
+}
+
+fn removal(group: &Group, name: &LvName) -> u64 {
+    match group.volumes.get(name).map(|volume| &volume.kind) {
+        Some(Kind::Thin { .. } | Kind::Cow { .. }) => 2,
+        Some(Kind::Thick(_) | Kind::Pool { .. } | Kind::Other(_)) | None => 1,
     }
 }

@@ -1,10 +1,12 @@
 //! Volumes: made, copied, grown, removed.
 
 mod growth;
+mod removal;
 mod snapshot;
 mod source;
 
 pub use growth::grow;
+pub use removal::{remove, remove_with};
 pub use snapshot::{FULL_ENOUGH, extend_store, is_half_made, snapshot};
 use source::{Source, leftover, temporary};
 
@@ -60,7 +62,7 @@ pub fn create(situation: Situation<'_>, wish: &Wish<'_>) -> Result<Next, Refusal
         None => None,
     };
     if let Some(path) = leftover(situation, wish, source.as_ref()) {
-        return done_by(Change::Remove { path });
+        return done_by(Change::remove(path));
     }
     let extents = wish.shape().round_up(wish.size.in_extents(group.extent));
     let size = extents.bytes(group.extent);
@@ -87,7 +89,7 @@ fn begin(
     if wanted > free {
         // The snapshot for the copy is given up with it.
         return match source.and_then(|source| source.snapshot_for(&wish.name)) {
-            Some(path) => done_by(Change::Remove { path }),
+            Some(path) => done_by(Change::remove(path)),
             None => Err(Refusal::NoSpace { place: place(wish.class), free, wanted }),
         };
     }
@@ -160,7 +162,7 @@ fn go_on(
         && let Some(name) = temporary(&wish.name)
         && source.group.volumes.contains_key(&name)
     {
-        return done_by(Change::Remove { path: source.group.path(&name) });
+        return done_by(Change::remove(source.group.path(&name)));
     }
     Ok(Next::Done)
 }
@@ -221,43 +223,4 @@ fn zero_rest(path: &VolumePath, volume: &Volume, facts: &Facts) -> Option<Step> 
     let (add, remove) = Facts { zeroing: None, ..facts.clone() }.since(facts);
     let then = Change::Tag { path: path.clone(), add, remove };
     Some(Step::Zero { volume: path.clone(), from, to: volume.size, then })
-}
-
-/// The next step until a volume is gone. What depends on it is never taken along.
-pub fn remove(situation: Situation<'_>, path: &VolumePath) -> Result<Next, Refusal> {
-    let group =
-        situation.inventory.groups.get(&path.group).ok_or_else(|| Refusal::NoGroup(path.group.clone()))?;
-    let Some(volume) = group.volumes.get(&path.volume) else {
-        return remove_leftovers(situation, path);
-    };
-    changeable(path, &Facts::of(volume))?;
-    if matches!(volume.kind, Kind::Pool { .. } | Kind::Other(_)) {
-        return Err(Refusal::NotAVolume(path.clone()));
-    }
-    let (temporary, snapshots): (Vec<&LvName>, Vec<&LvName>) =
-        group.snapshots_of(&path.volume).into_iter().partition(|name| {
-            Facts::of(&group.volumes[*name]).temporary.as_ref().is_some_and(|target| {
-                !situation.inventory.groups.values().any(|group| group.volumes.contains_key(target))
-            })
-        });
-    if let Some(left) = temporary.first() {
-        return done_by(Change::Remove { path: group.path(left) });
-    }
-    if !snapshots.is_empty() {
-        let snapshots = snapshots.into_iter().cloned().collect();
-        return Err(Refusal::HasSnapshots { path: path.clone(), snapshots });
-    }
-    done_by(Change::Remove { path: path.clone() })
-}
-
-/// What was made for a volume that is gone goes too.
-fn remove_leftovers(situation: Situation<'_>, path: &VolumePath) -> Result<Next, Refusal> {
-    for group in situation.inventory.groups.values() {
-        let left =
-            group.volumes.values().find(|volume| Facts::of(volume).temporary.as_ref() == Some(&path.volume));
-        if let Some(left) = left {
-            return done_by(Change::Remove { path: group.path(&left.name) });
-        }
-    }
-    Ok(Next::Done)
 }

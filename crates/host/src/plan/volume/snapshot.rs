@@ -25,7 +25,7 @@ pub fn snapshot(
         if !known.snapshot || known.source != facts.source {
             return Err(Refusal::Another { path, difference: "it is not of this source".to_owned() });
         }
-        return if is_half_made(present) { done_by(Change::Remove { path }) } else { Ok(Next::Done) };
+        return if is_half_made(present) { done_by(Change::remove(path)) } else { Ok(Next::Done) };
     }
     let volume = group.volumes.get(&source.volume).ok_or_else(|| Refusal::NoSource(source.clone()))?;
     if Facts::of(volume).is_unfinished() {

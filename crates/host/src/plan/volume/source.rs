@@ -91,7 +91,7 @@ impl<'a> Source<'a> {
                 if Facts::of(volume).temporary.is_some()
                     && (is_half_made(volume) || volume.has_overflowed()) =>
             {
-                Some(Change::Remove { path })
+                Some(Change::remove(path))
             }
             Some(volume) if volume.active => None,
             Some(_) => Some(Change::Activate { path }),

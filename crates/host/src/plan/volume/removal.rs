@@ -1,0 +1,131 @@
+//! Volumes that go.
+
+use super::{changeable, done_by};
+use crate::facts::Facts;
+use crate::lvm::Change;
+use crate::lvm::inventory::Kind;
+use crate::names::{LvName, VolumePath};
+use crate::plan::capacity::Situation;
+use crate::plan::{Next, Refusal, Step};
+
+/// So many go with one command, at most: it has to end within the time that one change has.
+const MOST: usize = 8;
+
+/// The next step until a volume is gone. What depends on it is never taken along.
+pub fn remove(situation: Situation<'_>, path: &VolumePath) -> Result<Next, Refusal> {
+    let group =
+        situation.inventory.groups.get(&path.group).ok_or_else(|| Refusal::NoGroup(path.group.clone()))?;
+    let Some(volume) = group.volumes.get(&path.volume) else {
+        return remove_leftovers(situation, path);
+    };
+    changeable(path, &Facts::of(volume))?;
+    if matches!(volume.kind, Kind::Pool { .. } | Kind::Other(_)) {
+        return Err(Refusal::NotAVolume(path.clone()));
+    }
+    let (temporary, snapshots): (Vec<&LvName>, Vec<&LvName>) =
+        group.snapshots_of(&path.volume).into_iter().partition(|name| {
+            Facts::of(&group.volumes[*name]).temporary.as_ref().is_some_and(|target| {
+                !situation.inventory.groups.values().any(|group| group.volumes.contains_key(target))
+            })
+        });
+    if let Some(left) = temporary.first() {
+        return done_by(Change::remove(group.path(left)));
+    }
+    if !snapshots.is_empty() {
+        let snapshots = snapshots.into_iter().cloned().collect();
+        return Err(Refusal::HasSnapshots { path: path.clone(), snapshots });
+    }
+    done_by(Change::remove(path.clone()))
+}
+
+/// What was made for a volume that is gone goes too.
+fn remove_leftovers(situation: Situation<'_>, path: &VolumePath) -> Result<Next, Refusal> {
+    for group in situation.inventory.groups.values() {
+        let left =
+            group.volumes.values().find(|volume| Facts::of(volume).temporary.as_ref() == Some(&path.volume));
+        if let Some(left) = left {
+            return done_by(Change::remove(group.path(&left.name)));
+        }
+    }
+    Ok(Next::Done)
+}
+
+/// Like [`remove`]. Of the others, whose removal is wished as well, those go with the same command that need no other
+/// step before.
+pub fn remove_with<'a>(
+    situation: Situation<'_>,
+    path: &VolumePath,
+    others: impl IntoIterator<Item = &'a VolumePath>,
+) -> Result<Next, Refusal> {
+    let next = remove(situation, path)?;
+    if !is_removal_of(&next, path) {
+        return Ok(next);
+    }
+    let others = others.into_iter().filter(|other| {
+        other.group == path.group
+            && *other != path
+            && remove(situation, other).is_ok_and(|next| is_removal_of(&next, other))
+    });
+    let others = others.take(MOST - 1).map(|other| other.volume.clone()).collect();
+    done_by(Change::Remove { path: path.clone(), others })
+}
+
+fn is_removal_of(next: &Next, path: &VolumePath) -> bool {
+    let Next::Do(step) = next else { return false };
+    matches!(&**step, Step::Change(Change::Remove { path: removed, .. }) if removed == path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lvm::model;
+    use crate::lvm::{Group, Inventory};
+    use crate::simulated::group;
+    use crate::units::Extents;
+    use std::sync::Arc;
+
+    fn path(name: &str) -> VolumePath {
+        VolumePath { group: group(&[1]).name, volume: LvName::parse(name).unwrap() }
+    }
+
+    fn thick(name: &str) -> Change {
+        let (options, tags, on) = <(Vec<_>, Vec<_>, Vec<_>)>::default();
+        Change::CreateThick { path: path(name), extents: Extents(1), options, tags, on }
+    }
+
+    /// Which go with a volume.
+    fn with(group: Group, volume: &str, others: &[VolumePath]) -> Vec<String> {
+        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let situation = Situation { inventory: &inventory, pool: &|_| None };
+        let next = remove_with(situation, &path(volume), others).unwrap();
+        let Next::Do(step) = next else { panic!("{next:?}") };
+        let Step::Change(Change::Remove { path: removed, others }) = *step else { panic!("{step:?}") };
+        assert_eq!(removed, path(volume));
+        others.iter().map(LvName::to_string).collect()
+    }
+
+    #[test]
+    fn what_others_depend_on_or_is_not_there_does_not_go_with_a_volume() {
+        let mut group = group(&[100]);
+        let (name, store) = (path("snapshot").volume, Extents(1));
+        let snapshot =
+            Change::SnapshotThick { origin: path("origin"), name, store, chunk: None, tags: Vec::new() };
+        for change in [thick("a"), thick("b"), thick("origin"), snapshot] {
+            model::apply(&mut group, &change).unwrap();
+        }
+        let elsewhere = VolumePath { group: crate::names::VgName::parse("other").unwrap(), ..path("b") };
+        let others = [path("a"), path("b"), path("gone"), path("origin"), path("snapshot"), elsewhere];
+        assert_eq!(with(group, "a", &others), ["b", "snapshot"]);
+    }
+
+    #[test]
+    fn one_command_has_an_end() {
+        let mut group = group(&[100]);
+        let names: Vec<String> = (0..20).map(|number| format!("v{number:02}")).collect();
+        for name in &names {
+            model::apply(&mut group, &thick(name)).unwrap();
+        }
+        let others: Vec<VolumePath> = names.iter().map(|name| path(name)).collect();
+        assert_eq!(with(group, "v05", &others).len(), MOST - 1);
+    }
+}
