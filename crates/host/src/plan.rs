@@ -7,6 +7,8 @@
 pub mod capacity;
 pub mod volume;
 
+use std::path::PathBuf;
+
 use thiserror::Error;
 
 use crate::lvm::Change;
@@ -161,6 +163,14 @@ pub enum Refusal {
         source_size: Bytes,
         /// What is wished.
         wanted: Bytes,
+    },
+    /// Somebody is given the volume to use.
+    #[error("{path} is published at {}: unpublish it there first", target.display())]
+    Published {
+        /// Which.
+        path: VolumePath,
+        /// Where.
+        target: PathBuf,
     },
     /// Snapshots would be lost with the volume.
     #[error("{path} has snapshots that would be lost with it: {}", names(snapshots))]

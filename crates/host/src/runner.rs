@@ -16,6 +16,7 @@ mod shield;
 mod spawn;
 
 use std::io;
+use std::path::PathBuf;
 
 use crate::dm::{Cow, Pool};
 use crate::lvm::{Change, Failure, Inventory};
@@ -56,6 +57,9 @@ pub trait Runner: Send + Sync + 'static {
 
     /// Whether somebody has the device of a volume open, or may at any time: it is published.
     fn is_open(&self, volume: &VolumePath) -> io::Result<bool>;
+
+    /// Where a volume is published. LVM does not see that a device node is bound somewhere: nobody may have it open.
+    fn published(&self, volume: &VolumePath) -> io::Result<Option<PathBuf>>;
 
     /// Suspended devices of a group.
     fn suspended(&self, group: &VgName) -> io::Result<Vec<String>>;

@@ -7,6 +7,7 @@ pub mod history;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::dm::{Cow, Fill, Pool, PoolState};
@@ -292,6 +293,10 @@ impl Runner for Simulated {
 
     fn is_open(&self, _: &VolumePath) -> io::Result<bool> {
         Ok(false)
+    }
+
+    fn published(&self, _: &VolumePath) -> io::Result<Option<PathBuf>> {
+        Ok(None)
     }
 
     fn unreadable(&self, _: &Group) -> Vec<String> {

@@ -246,7 +246,8 @@ fn each_change_raises_the_sequence_number_as_the_engine_expects(lab: &Lab) -> Re
             increments(&before, &change),
             change.arguments()
         );
-        if done.is_ok() && raised != increments(&before, &change) {
+        done?;
+        if raised != increments(&before, &change) {
             wrong.push(format!("{raised} by {:?}", change.arguments()));
         }
     }

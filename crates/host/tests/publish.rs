@@ -226,6 +226,12 @@ fn a_published_block_device_is_in_use_though_nobody_has_it_open(lab: &Lab) -> Re
     let at = publish(&engine, &volume, "v", &Access::Block { read_only: false })?;
     let facts = Facts { name: Some("s".into()), snapshot: true, ..Facts::default() };
     engine.snapshot(&class(false)?, &volume, &LvName::parse("s")?, &facts, None)?;
+    let bare = make(&engine, "bare", false, Bytes::mib(4), true)?;
+    let given = publish(&engine, &bare, "bare", &Access::Block { read_only: false })?;
+    let refused = engine.remove(&bare, None);
+    assert!(matches!(refused, Err(volumes::Error::Refused(Refusal::Published { .. }))), "{refused:?}");
+    engine.unpublish("bare", &given)?;
+    engine.remove(&bare, None)?;
     // To grow it, its device would have to go away under whoever may open it.
     let refused = engine.grow(&class(false)?, &volume, Bytes::mib(128), None);
     assert!(matches!(refused, Err(volumes::Error::Refused(Refusal::GrowsOnlyUnused { .. }))), "{refused:?}");

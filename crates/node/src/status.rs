@@ -36,6 +36,7 @@ fn of_refusal(refusal: &Refusal) -> Kind {
         | Refusal::PoolUnusable { .. }
         | Refusal::DisksMissing { .. }
         | Refusal::BadSource { .. }
+        | Refusal::Published { .. }
         | Refusal::HasSnapshots { .. }
         | Refusal::GrowsOnlyUnused { .. }
         | Refusal::BlockGrowsOnlyUnused { .. }

@@ -321,6 +321,12 @@ impl Runner for Linux {
         Ok(device.open > 0 || self.mounts()?.iter().any(|mount| mount.device == device.number))
     }
 
+    fn published(&self, volume: &VolumePath) -> io::Result<Option<PathBuf>> {
+        let Some(device) = self.device(&volume.mapper_name())? else { return Ok(None) };
+        let mounts = self.mounts()?;
+        Ok(mounts.into_iter().find(|mount| mount.device == device.number).map(|mount| mount.target))
+    }
+
     fn suspended(&self, group: &VgName) -> io::Result<Vec<String>> {
         self.suspended_devices(group)
     }

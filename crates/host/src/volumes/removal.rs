@@ -10,12 +10,15 @@ use super::{Error, Volumes, lock};
 use crate::lvm::Change;
 use crate::names::{LvName, VolumePath};
 use crate::plan::volume;
-use crate::plan::{Next, Step};
+use crate::plan::{Next, Refusal, Step};
 use crate::runner::Runner;
 
 impl<R: Runner> Volumes<R> {
     /// Removes a volume; one that is gone already is as good.
     pub fn remove(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
+        if let Some(target) = self.runner.published(path).unwrap_or_default() {
+            return Err(Refusal::Published { path: path.clone(), target }.into());
+        }
         let _leaving = Leaving::enter(&self.leaving, path);
         let together = RefCell::new(Vec::new());
         // Copies that lie elsewhere, and may need one of its snapshots, are ours and known; a group that cannot be

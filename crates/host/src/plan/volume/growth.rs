@@ -41,14 +41,19 @@ pub fn grow(
     if let Some(step) = zero_rest(path, volume, &facts) {
         return do_next(step);
     }
-    if volume.size >= size {
-        return Ok(Next::Done);
-    }
     let shape = layout.map_or(Shape::LINEAR, Shape::of_layout);
     let extents = shape.round_up(size.in_extents(group.extent));
     let growth = extents.bytes(group.extent).minus(volume.size);
     let room = room(&path.volume).filter(|_| facts.block && layout.is_some());
     let zeroed = room.as_ref().and_then(|name| group.volumes.get(name));
+    let taken = taken_for(growth.in_extents(group.extent), shape);
+    // Somebody has wished another size before.
+    if let Some(other) = zeroed.filter(|zeroed| zeroed.size != taken.bytes(group.extent)) {
+        return done_by(Change::remove(group.path(&other.name)));
+    }
+    if volume.size >= size {
+        return Ok(Next::Done);
+    }
     if zeroed.is_none() {
         let free = situation.largest_growth(class, shape)?;
         if growth > free {
@@ -64,7 +69,8 @@ pub fn grow(
     }
     let extend = |from| Change::Extend { path: path.clone(), extents, from };
     match room {
-        Some(name) if in_use => {
+        // What was begun while it was used is taken, whoever uses it now.
+        Some(name) if in_use || zeroed.is_some() => {
             let room = group.path(&name);
             do_next(match zeroed {
                 Some(zeroed) if zeroed.areas.is_empty() => return Ok(Next::Look),
@@ -75,7 +81,7 @@ pub fn grow(
                 None if shape.is_redundant() && volume.areas.is_empty() => return Ok(Next::Look),
                 None => {
                     let on = disks_of_images(path, volume, shape)?;
-                    Step::Change(make_room(room, path, growth.in_extents(group.extent), shape, on))
+                    Step::Change(make_room(room, path, taken, shape, on))
                 }
             })
         }
@@ -103,10 +109,14 @@ fn disks_of_images(path: &VolumePath, volume: &Volume, shape: Shape) -> Result<V
 }
 
 /// As much of each disk as the growth takes, parity and copies included: where all data is zero, these are too.
+fn taken_for(growth: Extents, shape: Shape) -> Extents {
+    shape.per_disk(growth) * shape.disks
+}
+
 fn make_room(
     room: VolumePath,
     target: &VolumePath,
-    growth: Extents,
+    extents: Extents,
     shape: Shape,
     on: Vec<String>,
 ) -> Change {
@@ -114,7 +124,6 @@ fn make_room(
         Facts { temporary: Some(target.volume.clone()), zeroing: Some(Bytes::ZERO), ..Facts::default() };
     let options =
         if shape.disks > 1 { vec!["--stripes".to_owned(), shape.disks.to_string()] } else { Vec::new() };
-    let extents = shape.per_disk(growth) * shape.disks;
     Change::CreateThick { path: room, extents, options, tags: facts.tags(), on }
 }
 
@@ -193,6 +202,28 @@ mod tests {
         };
         let swap = Step::Swap(Change::Release { path: path("lvms-room-v") }, extend);
         assert_eq!(next, Ok(Next::Do(Box::new(swap))));
+    }
+
+    #[test]
+    fn room_that_was_made_for_another_size_goes_and_the_right_one_is_taken_by_an_unused_volume_too() {
+        let facts = Facts { temporary: Some(LvName::parse("v").unwrap()), ..Facts::default() };
+        let on = ["/dev/sda", "/dev/sdb"];
+        let room = |extents| volume("lvms-room-v", ("striped", 2, 1), extents, &facts, &on);
+        let next = |volumes, in_use| match grown(volumes, in_use) {
+            Ok(Next::Do(step)) => *step,
+            other => panic!("{other:?}"),
+        };
+        let removed = Step::Change(Change::remove(path("lvms-room-v")));
+        let small = raid(("raid1", 2, 2), &on);
+        for in_use in [true, false] {
+            assert_eq!(next(vec![small.clone(), room(8)], in_use), removed);
+            let swap = next(vec![small.clone(), room(12)], in_use);
+            assert!(matches!(swap, Step::Swap(Change::Release { .. }, _)), "{swap:?}");
+        }
+        // Nobody needs it once the volume is large enough.
+        let large = Volume { size: Bytes::mib(48), ..small };
+        assert_eq!(next(vec![large.clone(), room(12)], false), removed);
+        assert_eq!(grown(vec![large], false), Ok(Next::Done));
     }
 
     #[test]
