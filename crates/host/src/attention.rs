@@ -1,12 +1,13 @@
-//! What happens without us: others change a group, and snapshots fill.
+//! What happens without us: others change a group, pools and snapshots fill, disks of RAID fail.
 //!
-//! One thread listens to the kernel's events of block devices. After some it looks at the groups' sequence numbers; only
-//! a group that has really changed costs a report. Device-mapper tells of a copy-on-write snapshot only when it is lost,
-//! so while there are such, their fill is looked at by ioctl, and a store is extended long before it is full.
+//! One thread listens to the kernel's events of block devices and to device-mapper's. After some it looks at the groups'
+//! sequence numbers; only a group that has really changed costs a report. Device-mapper tells of a pool that is out of
+//! room and of RAID that has lost a disk, but of a copy-on-write snapshot only when it is lost: while there are such,
+//! their fill is looked at by ioctl, and a store is extended long before it is full.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
 use crate::desired::{ClassKind, Desired, DeviceClass};
-use crate::dm::Cow;
+use crate::dm::{Control, Cow, PoolState, Target};
 use crate::lvm::inventory::Kind;
 use crate::names::{VgName, VolumePath};
 use crate::plan::volume::FULL_ENOUGH;
@@ -42,12 +43,15 @@ pub fn follow(
     desired: impl Fn() -> Arc<Desired> + Send + 'static,
 ) -> io::Result<()> {
     let events = listen()?;
+    // A kernel without device-mapper has no volumes yet, and tells of the first by its other events.
+    let mut devices = volumes.runner().control().ok();
     let volumes = Arc::clone(volumes);
     std::thread::Builder::new().name("attention".into()).spawn(move || {
         let (mut afterwards, mut lost, mut unseen) = (0, BTreeSet::new(), BTreeMap::new());
+        let mut states = states(&volumes);
         loop {
             let quiet = afterwards == 0 && stores(&volumes).is_empty();
-            match heard(&events, if quiet { SILENCE } else { WHILE_FILLING }) {
+            match heard(&events, devices.as_ref(), if quiet { SILENCE } else { WHILE_FILLING }) {
                 Ok(true) => afterwards = AFTERWARDS,
                 Ok(false) => afterwards = afterwards.saturating_sub(1),
                 Err(error) => {
@@ -57,7 +61,11 @@ pub fn follow(
             }
             let desired = desired();
             let looked = volumes.runner().together(|| {
+                if devices.is_none() {
+                    devices = volumes.runner().control().ok();
+                }
                 look_at_groups(&volumes, &desired, &mut unseen);
+                tell_states(&volumes, &mut states);
                 extend_stores(&volumes, &desired, &mut lost);
             });
             if let Err(error) = looked {
@@ -97,17 +105,23 @@ fn listen() -> io::Result<OwnedFd> {
 
 /// Waits for events of block devices, until they are over or the time is; says whether there were any. Others do not
 /// make the wait longer.
-fn heard(events: &OwnedFd, limit: Duration) -> io::Result<bool> {
+fn heard(events: &OwnedFd, devices: Option<&Control>, limit: Duration) -> io::Result<bool> {
     let (mut end, mut swarm) = (Instant::now() + limit, None);
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
-        match poll(&mut [PollFd::new(events, PollFlags::IN)], Some(&timeout)) {
+        let mut waiting = vec![PollFd::new(events, PollFlags::IN)];
+        waiting.extend(devices.map(|devices| PollFd::from_borrowed_fd(devices.as_fd(), PollFlags::IN)));
+        match poll(&mut waiting, Some(&timeout)) {
             Ok(0) => return Ok(swarm.is_some()),
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        if drain(events)? {
+        let happened = waiting.get(1).is_some_and(|devices| devices.revents().contains(PollFlags::IN));
+        if let Some(devices) = devices.filter(|_| happened) {
+            devices.arm()?;
+        }
+        if drain(events)? || happened {
             let now = Instant::now();
             let last = *swarm.get_or_insert(now + WHILE_FILLING);
             end = last.min(now + SWARM);
@@ -132,6 +146,67 @@ fn drain(events: &OwnedFd) -> io::Result<bool> {
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// How pools and RAID volumes are: LVM's metadata says nothing of it.
+fn states(volumes: &Volumes<Linux>) -> BTreeMap<VolumePath, State> {
+    let (inventory, runner) = (volumes.inventory(), volumes.runner());
+    let mut states = BTreeMap::new();
+    for group in inventory.groups.values() {
+        for volume in group.volumes.values() {
+            let path = group.path(&volume.name);
+            let state = match &volume.kind {
+                Kind::Pool { .. } => runner.pool(&path).ok().flatten().map(|pool| State {
+                    is_good: pool.state == PoolState::Good && !pool.needs_check,
+                    told: format!(
+                        "pool {:?}, data {:.0} %, metadata {:.0} %",
+                        pool.state,
+                        pool.data.percent(),
+                        pool.metadata.percent()
+                    ),
+                }),
+                Kind::Thick(layout) if layout.segment.starts_with("raid") => {
+                    let device = runner.device(&path.mapper_name()).ok().flatten();
+                    let raid = device.and_then(|device| device.targets.iter().find_map(Target::raid));
+                    raid.map(|raid| State {
+                        is_good: !raid.health.contains('D'),
+                        told: format!("RAID images {}, {}", raid.health, raid.action),
+                    })
+                }
+                Kind::Thick(_) | Kind::Thin { .. } | Kind::Cow { .. } | Kind::Other(_) => None,
+            };
+            states.extend(state.map(|state| (path, state)));
+        }
+    }
+    states
+}
+
+/// How a pool or a RAID volume is.
+#[derive(Debug, PartialEq, Eq)]
+struct State {
+    is_good: bool,
+    told: String,
+}
+
+/// Tells whoever watches when such a state has become another.
+fn tell_states(volumes: &Volumes<Linux>, before: &mut BTreeMap<VolumePath, State>) {
+    let now = states(volumes);
+    if now == *before {
+        return;
+    }
+    for (volume, state) in &now {
+        match before.get(volume) {
+            Some(before) if before.is_good && !state.is_good => {
+                tracing::error!(volume = %volume, state = state.told, "is not well any more");
+            }
+            Some(before) if !before.is_good && state.is_good => {
+                tracing::info!(volume = %volume, state = state.told, "is well again");
+            }
+            _ => {}
+        }
+    }
+    *before = now;
+    volumes.tell_all();
 }
 
 /// Copy-on-write snapshots that are active.
@@ -203,7 +278,7 @@ mod tests {
             }
             gave_up.store(true, Ordering::Relaxed);
         });
-        let heard = heard(&events, SWARM).unwrap();
+        let heard = heard(&events, None, SWARM).unwrap();
         let still_coming = !ended.load(Ordering::Relaxed);
         stop.store(true, Ordering::Relaxed);
         stream.join().unwrap();

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode, ioctl, opcode};
@@ -37,8 +37,6 @@ pub struct Device {
     pub open: u32,
     /// Whether all I/O to it waits.
     pub suspended: bool,
-    /// Counts what happened to it.
-    pub event: u32,
     /// Its mappings.
     pub targets: Vec<Target>,
 }
@@ -46,10 +44,10 @@ pub struct Device {
 const LIST_DEVICES: u8 = 2;
 const DEV_REMOVE: u8 = 4;
 const DEV_SUSPEND: u8 = 6;
-const DEV_WAIT: u8 = 8;
 const TABLE_CLEAR: u8 = 10;
 const TABLE_DEPS: u8 = 11;
 const TABLE_STATUS: u8 = 12;
+const DEV_ARM_POLL: u8 = 16;
 
 const SUSPENDED: u32 = 1 << 1;
 const BUFFER_FULL: u32 = 1 << 8;
@@ -64,67 +62,64 @@ impl Control {
 
     /// The device of this name, if there is one.
     pub fn device(&self, name: &str) -> io::Result<Option<Device>> {
-        self.status(TABLE_STATUS, name, 0)
+        let Some(answer) = self.call(TABLE_STATUS, name, NO_FLUSH)? else { return Ok(None) };
+        Ok(Some(Device {
+            number: device_number(answer.long(Header::DEVICE)),
+            open: answer.word(Header::OPEN),
+            suspended: answer.word(Header::FLAGS) & SUSPENDED != 0,
+            targets: targets(answer.data(), answer.word(Header::TARGETS)),
+        }))
     }
 
-    /// Waits until more has happened to the device than `event`, and tells its state then.
-    pub fn wait(&self, name: &str, event: u32) -> io::Result<Option<Device>> {
-        self.status(DEV_WAIT, name, event)
+    /// From now on there is something to read here, for whoever polls, as soon as something happens to a device: a pool
+    /// is out of room, a disk of RAID fails or is in sync again, a snapshot is lost.
+    pub fn arm(&self) -> io::Result<()> {
+        self.call(DEV_ARM_POLL, "", 0)?;
+        Ok(())
     }
 
     /// The devices on which the device of this name lies.
     pub fn beneath(&self, name: &str) -> io::Result<Vec<DeviceNumber>> {
-        let answer = self.call(TABLE_DEPS, name, 0, 0)?;
+        let answer = self.call(TABLE_DEPS, name, 0)?;
         Ok(answer.map(|answer| numbers(answer.data())).unwrap_or_default())
     }
 
     /// Lets I/O to a device wait. A filesystem on it is written out before, and its journal is empty.
     pub(crate) fn suspend(&self, name: &str) -> io::Result<()> {
-        self.call(DEV_SUSPEND, name, SUSPENDED, 0)?;
+        self.call(DEV_SUSPEND, name, SUSPENDED)?;
         Ok(())
     }
 
     /// Lets I/O to a suspended device go on.
     pub(crate) fn resume(&self, name: &str) -> io::Result<()> {
         // "Suspend" without the flag that asks for it means resume.
-        self.call(DEV_SUSPEND, name, 0, 0)?;
+        self.call(DEV_SUSPEND, name, 0)?;
         Ok(())
     }
 
     /// Throws away mappings that were loaded and are not in force yet.
     pub(crate) fn clear(&self, name: &str) -> io::Result<()> {
-        self.call(TABLE_CLEAR, name, 0, 0)?;
+        self.call(TABLE_CLEAR, name, 0)?;
         Ok(())
     }
 
     /// Removes a device that nobody has open.
     pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
-        self.call(DEV_REMOVE, name, 0, 0)?;
+        self.call(DEV_REMOVE, name, 0)?;
         Ok(())
     }
 
     /// The names of all devices.
     pub fn names(&self) -> io::Result<Vec<String>> {
-        let answer = self.call(LIST_DEVICES, "", 0, 0)?;
+        let answer = self.call(LIST_DEVICES, "", 0)?;
         Ok(answer.map(|answer| names(answer.data())).unwrap_or_default())
     }
 
-    fn status(&self, command: u8, name: &str, event: u32) -> io::Result<Option<Device>> {
-        let Some(answer) = self.call(command, name, NO_FLUSH, event)? else { return Ok(None) };
-        Ok(Some(Device {
-            number: device_number(answer.long(Header::DEVICE)),
-            open: answer.word(Header::OPEN),
-            suspended: answer.word(Header::FLAGS) & SUSPENDED != 0,
-            event: answer.word(Header::EVENT),
-            targets: targets(answer.data(), answer.word(Header::TARGETS)),
-        }))
-    }
-
     /// `None` if there is no such device. The buffer grows until the answer fits.
-    fn call(&self, command: u8, name: &str, flags: u32, event: u32) -> io::Result<Option<Message>> {
+    fn call(&self, command: u8, name: &str, flags: u32) -> io::Result<Option<Message>> {
         let mut size = 4096;
         loop {
-            let mut message = Message::new(size, name, flags, event)?;
+            let mut message = Message::new(size, name, flags)?;
             // SAFETY: the message is a `struct dm_ioctl` whose `data_size` is the length of its own buffer; the kernel
             // reads and writes within it.
             #[expect(unsafe_code)]
@@ -140,6 +135,12 @@ impl Control {
     }
 }
 
+impl AsFd for Control {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
 /// Offsets in the kernel's `struct dm_ioctl`.
 struct Header;
 
@@ -150,7 +151,6 @@ impl Header {
     const TARGETS: usize = 20;
     const OPEN: usize = 24;
     const FLAGS: usize = 28;
-    const EVENT: usize = 32;
     const DEVICE: usize = 40;
     const NAME: usize = 48;
     const NAME_SIZE: usize = 128;
@@ -160,7 +160,7 @@ impl Header {
 struct Message(Vec<u8>);
 
 impl Message {
-    fn new(size: usize, name: &str, flags: u32, event: u32) -> io::Result<Message> {
+    fn new(size: usize, name: &str, flags: u32) -> io::Result<Message> {
         if name.len() >= Header::NAME_SIZE || name.contains('\0') {
             return Err(io::Error::other(format!("{name:?} is no name of a device-mapper device")));
         }
@@ -170,7 +170,6 @@ impl Message {
         message.set(Header::DATA_SIZE, u32::try_from(size).map_err(io::Error::other)?);
         message.set(Header::DATA_START, 312);
         message.set(Header::FLAGS, flags);
-        message.set(Header::EVENT, event);
         message.0[Header::NAME..Header::NAME + name.len()].copy_from_slice(name.as_bytes());
         Ok(message)
     }

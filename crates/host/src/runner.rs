@@ -96,15 +96,8 @@ mod tests {
             .iter()
             .map(|call| format!("{call}("))
             .chain(
-                [
-                    "ioctl::ioctl",
-                    ".resume(",
-                    "control.suspend(",
-                    "control.clear(",
-                    "control.remove(",
-                    "SYS_clone3",
-                ]
-                .map(str::to_owned),
+                ["ioctl(", ".resume(", "control.suspend(", "control.clear(", "control.remove(", "SYS_clone3"]
+                    .map(str::to_owned),
             )
             .collect()
     }
@@ -162,7 +155,9 @@ mod tests {
         for path in files.iter().filter(one_place) {
             let code = code(path);
             seen += 1;
-            for effect in &effects {
+            // Device-mapper is asked by ioctl; what changes a device by it has a name in this list.
+            let asks = |effect: &&String| *effect != "ioctl(" || !path.ends_with("host/src/dm.rs");
+            for effect in effects.iter().filter(asks) {
                 assert!(!code.contains(effect), "{} has {effect}", path.display());
             }
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use lab_test::{GIB, Lab, Needs, Result, run};
 use lvms_host::attention;
 use lvms_host::desired::{Desired, lvmd};
+use lvms_host::dm::{Control, PoolState};
 use lvms_host::facts::Facts;
 use lvms_host::lvm::inventory::Kind;
 use lvms_host::names::{LvName, VgName, VolumePath};
@@ -12,6 +13,7 @@ use lvms_host::plan::volume::Wish;
 use lvms_host::runner::{Linux, Options, Runner};
 use lvms_host::units::Bytes;
 use lvms_host::volumes::Volumes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 fn desired() -> Result<Arc<Desired>> {
     let read = lvmd::read("device-classes: [{name: thick, volume-group: vg, spare-gb: 0}]");
@@ -88,7 +90,51 @@ fn a_snapshot_is_extended_before_it_overflows(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_pool_that_is_out_of_room_is_told(lab: &Lab) -> Result {
+    let volumes = start(lab)?;
+    run(
+        "lvcreate",
+        ["-qq", "-y", "--type", "thin-pool", "--errorwhenfull", "y", "-n", "pool", "-L", "40m", "vg"],
+    )?;
+    run("lvcreate", ["-qq", "-y", "--type", "thin", "--thinpool", "pool", "-n", "thin", "-V", "100m", "vg"])?;
+    let (pool, thin) = (path("pool")?, path("thin")?);
+    lab.wait_for("the pool and its volume", || volumes.inventory().volume(&thin).map(drop))?;
+    let mut watch = volumes.watch();
+    watch.mark_unchanged();
+    let written = run("dd", ["if=/dev/urandom", "of=/dev/vg/thin", "bs=1M", "count=60", "oflag=direct"]);
+    assert!(written.is_err(), "the pool has room for what it has not");
+    // LVM has not changed anything.
+    lab.wait_for("whoever watches to be told", || {
+        watch.has_changed().is_ok_and(|changed| changed).then_some(())
+    })?;
+    let state = volumes.runner().pool(&pool)?.ok_or("the pool is not active")?.state;
+    assert_eq!(state, PoolState::OutOfData);
+    Ok(())
+}
+
+fn device_mapper_says_that_something_has_happened(lab: &Lab) -> Result {
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    let control = Control::open()?;
+    let happened = |limit: i64| -> Result<bool> {
+        let mut waiting = [PollFd::new(&control, PollFlags::IN)];
+        Ok(poll(&mut waiting, Some(&Timespec { tv_sec: limit, tv_nsec: 0 }))? > 0)
+    };
+    // Others may still be busy with what was before.
+    let heard_out = || {
+        control.arm().ok()?;
+        (!happened(1).ok()?).then_some(())
+    };
+    lab.wait_for("peace", heard_out)?;
+    run("lvcreate", ["-qq", "-y", "-n", "new", "-L", "4m", "vg"])?;
+    assert!(happened(60)?);
+    // It is said until it was heard.
+    assert!(happened(0)?);
+    lab.wait_for("peace", heard_out)
+}
+
 lab_test::main! {
     what_an_administrator_does_is_noticed: Needs::disks(1, GIB).guest(),
     a_snapshot_is_extended_before_it_overflows: Needs::disks(1, GIB).guest(),
+    a_pool_that_is_out_of_room_is_told: Needs::disks(1, GIB).guest(),
+    device_mapper_says_that_something_has_happened: Needs::disks(1, GIB).guest(),
 }

@@ -168,7 +168,7 @@ impl Linux {
         (processes, program)
     }
 
-    fn control(&self) -> io::Result<Control> {
+    pub(crate) fn control(&self) -> io::Result<Control> {
         self.on_host(Control::open)?
     }
 

@@ -34,6 +34,11 @@ impl<R: Runner> Volumes<R> {
         });
     }
 
+    /// Whoever watches looks again, though LVM's metadata is as it was.
+    pub(crate) fn tell_all(&self) {
+        self.known.send_modify(|_| {});
+    }
+
     /// The next look at this group asks LVM. Nobody is told: nothing has changed yet.
     pub(super) fn forget(&self, name: &VgName) {
         self.known.send_if_modified(|inventory| {
