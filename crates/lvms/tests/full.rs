@@ -245,7 +245,42 @@ fn a_snapshot_that_overflowed_is_never_restored_and_its_origin_is_unharmed(lab: 
     Ok(())
 }
 
+fn on_a_host_with_dmeventd_pools_and_snapshots_are_extended_by_the_hosts_policy(lab: &Lab) -> Result {
+    let policy = "activation { thin_pool_autoextend_threshold = 70 thin_pool_autoextend_percent = 50 \
+                  snapshot_autoextend_threshold = 50 snapshot_autoextend_percent = 100 }\n";
+    let own = fs::read_to_string("/etc/lvm/lvm.conf")?;
+    fs::write("/etc/lvm/lvm.conf", own + policy)?;
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-L", "64m", "vg"])?;
+    let driver = Driver::start(lab, &format!("{THICK}{THIN}"), &[])?;
+    let client = &driver.client;
+    let field =
+        |volume: &str, field: &str| run("lvs", ["--noheadings", "-o", field, &format!("vg/{volume}")]);
+    let thin = client.create("thin", "thin", 200 * MIB, Access::Block, None)?.volume_id;
+    let thick = client.create("thick", "thick", 32 * MIB, Access::Block, None)?.volume_id;
+    let moment = client.snapshot("moment", &thick)?.snapshot_id;
+    // Our own commands leave the watch to the host.
+    assert_eq!(field("pool", "seg_monitor")?, "monitored");
+    assert_eq!(field(&moment, "seg_monitor")?, "monitored");
+    write_random(&device("vg", &thin), 56)?;
+    lab.wait_for("dmeventd to extend the pool", || {
+        let size = run("lvs", ["--noheadings", "--nosuffix", "--units", "m", "-o", "lv_size", "vg/pool"]);
+        (size.ok()?.parse::<f64>().ok()? > 64.0).then_some(())
+    })?;
+    // The driver knows of it, and of volumes that it makes and removes afterwards.
+    lab.wait_for("the pool's room", || (client.capacity("thin").ok()? > 0).then_some(()))?;
+    let before = checksum(&device("vg", &thin))?;
+    client.delete(&client.create("more", "thin", 8 * MIB, Access::Block, None)?.volume_id)?;
+    client.delete_snapshot(&moment)?;
+    client.delete(&thick)?;
+    assert_eq!(checksum(&device("vg", &thin))?, before);
+    client.delete(&thin)?;
+    assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name", "vg"])?, "pool");
+    Ok(())
+}
+
 lab_test::main! {
+    on_a_host_with_dmeventd_pools_and_snapshots_are_extended_by_the_hosts_policy: Needs::disks(1, GIB).dmeventd(),
     a_pool_whose_data_is_full_is_told_and_goes_on_when_it_is_extended: Needs::disks(1, GIB).guest(),
     a_pool_whose_metadata_is_full_is_told_and_goes_on_when_it_is_extended: Needs::disks(1, 10 * GIB).guest(),
     a_group_whose_metadata_area_is_full_is_told_and_goes_on_when_something_is_removed: Needs::disks(2, 256 * MEBIBYTE).guest(),

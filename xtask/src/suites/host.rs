@@ -218,6 +218,10 @@ fn run_case(lab: &Lab, guest: &Guest, case: &Case) -> Result<()> {
             }
             bail!("{ended:?}, last words:\n{}", process::last_lines(&log, 15));
         }
+        // What a test wants to be read by whoever runs it.
+        for told in log.lines().filter_map(|line| line.strip_prefix("== ")) {
+            println!("     {told}");
+        }
         return Ok(());
     }
 }

@@ -29,7 +29,7 @@ fn survives(lab: &Lab, class: &str) -> Result {
     for operation in (User { class }).operations() {
         points += operation.survives_every_point(lab, &mut driver)?;
     }
-    println!("{class}: {points} points");
+    println!("== {class}: {points} points");
     assert!(points >= 40, "only {points} points");
     Ok(())
 }

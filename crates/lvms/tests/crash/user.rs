@@ -60,6 +60,12 @@ impl User<'_> {
         Ok(())
     }
 
+    fn grow_origin(self, client: &Client) -> Result {
+        let id = self.make(client, "origin", BLOCK)?;
+        client.grow(&id, 2 * SIZE, BLOCK, None)?;
+        Ok(())
+    }
+
     /// A volume with something in it.
     fn origin(self, client: &Client) -> Result<String> {
         let id = self.make(client, "origin", BLOCK)?;
@@ -158,6 +164,7 @@ impl User<'_> {
                 .finished(move |c| self.hide_and_remove(c, EXT4)),
             self.growth("a mounted ext4 grows", EXT4),
             self.growth("a mounted xfs grows", XFS),
+            self.growth("a block volume grows while it is shown", BLOCK),
             Operation::new("a block volume is made", move |c| self.make(c, "v", BLOCK).map(drop))
                 .undone(move |c| self.remove(c, "v", BLOCK)),
             Operation::new("a block volume is shown and hidden", move |c| {
@@ -188,6 +195,18 @@ impl User<'_> {
                 })
                 .verified(move |c| self.is_whole(c, &self.restore(c)?))
                 .undone(move |c| Ok(c.delete(&self.restore(c)?)?))
+                .finished(move |c| self.forget_all(c)),
+            Operation::new("a volume with a snapshot grows", move |c| self.grow_origin(c))
+                .prepared(move |c| {
+                    self.origin(c)?;
+                    self.snapshot(c).map(drop)
+                })
+                .verified(move |c| self.is_whole(c, &self.make(c, "origin", BLOCK)?))
+                .undone(move |c| {
+                    self.forget_all(c)?;
+                    self.origin(c)?;
+                    self.snapshot(c).map(drop)
+                })
                 .finished(move |c| self.forget_all(c)),
             self.removal(
                 "a snapshot is removed",
