@@ -180,6 +180,17 @@ pub enum Refusal {
         /// Their names.
         snapshots: Vec<LvName>,
     },
+    /// lvm2 does not grow RAID with copy-on-write snapshots.
+    #[error(
+        "{path} is a RAID volume and has snapshots, with which it cannot grow: it can when they are gone: {}",
+        names(snapshots)
+    )]
+    GrowsOnlyAlone {
+        /// Which.
+        path: VolumePath,
+        /// Their names.
+        snapshots: Vec<LvName>,
+    },
     /// lvm2 grows a volume with copy-on-write snapshots only while nobody uses it.
     #[error("{path} is in use and has snapshots, with which it cannot grow: {}", names(snapshots))]
     GrowsOnlyUnused {

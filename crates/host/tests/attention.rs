@@ -92,10 +92,8 @@ fn a_snapshot_is_extended_before_it_overflows(lab: &Lab) -> Result {
 
 fn a_pool_that_is_out_of_room_is_told(lab: &Lab) -> Result {
     let volumes = start(lab)?;
-    run(
-        "lvcreate",
-        ["-qq", "-y", "--type", "thin-pool", "--errorwhenfull", "y", "-n", "pool", "-L", "40m", "vg"],
-    )?;
+    run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-L", "40m", "vg"])?;
+    run("lvchange", ["-qq", "--errorwhenfull", "y", "vg/pool"])?;
     run("lvcreate", ["-qq", "-y", "--type", "thin", "--thinpool", "pool", "-n", "thin", "-V", "100m", "vg"])?;
     let (pool, thin) = (path("pool")?, path("thin")?);
     lab.wait_for("the pool and its volume", || volumes.inventory().volume(&thin).map(drop))?;
@@ -114,6 +112,7 @@ fn a_pool_that_is_out_of_room_is_told(lab: &Lab) -> Result {
 
 fn device_mapper_says_that_something_has_happened(lab: &Lab) -> Result {
     run("vgcreate", ["vg", lab.disk(0)])?;
+    run("lvcreate", ["-qq", "-y", "-n", "first", "-L", "4m", "vg"])?;
     let control = Control::open()?;
     let happened = |limit: i64| -> Result<bool> {
         let mut waiting = [PollFd::new(&control, PollFlags::IN)];

@@ -228,7 +228,10 @@ fn each_change_raises_the_sequence_number_as_the_engine_expects(lab: &Lab) -> Re
         Change::Deactivate { path: path("moment")? },
         Change::remove(path("cow")?),
         Change::remove(path("moment")?),
-        Change::remove(path("thin")?),
+        thin("thin-b", Bytes::mib(8))?,
+        thin("thin-c", Bytes::mib(8))?,
+        Change::Remove { path: path("thin")?, others: vec![LvName::parse("thin-b")?] },
+        Change::remove(path("thin-c")?),
         Change::remove(path("linear")?),
         Change::Remove {
             path: path("mirrored")?,

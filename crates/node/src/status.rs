@@ -38,6 +38,7 @@ fn of_refusal(refusal: &Refusal) -> Kind {
         | Refusal::BadSource { .. }
         | Refusal::Published { .. }
         | Refusal::HasSnapshots { .. }
+        | Refusal::GrowsOnlyAlone { .. }
         | Refusal::GrowsOnlyUnused { .. }
         | Refusal::BlockGrowsOnlyUnused { .. }
         | Refusal::Newer { .. } => Kind::Precondition,

@@ -125,6 +125,7 @@ const SENTENCES: &[(&str, Make)] = &[
     ("not larger than existing size", Failure::NotLarger),
     ("matches existing size", Failure::NotLarger),
     ("is in use", Failure::InUse),
+    (" in use.", Failure::InUse),
     ("contains a filesystem in use", Failure::InUse),
     ("is used by another device", Failure::InUse),
     ("Can't remove open logical volume", Failure::InUse),

@@ -270,8 +270,9 @@ pub fn increments(group: &Group, change: &Change) -> u64 {
         | Change::CreateThin { .. }
         | Change::SnapshotThin { .. }
         | Change::SnapshotThick { .. } => 2,
+        // What several have in common is written once, at the end.
         Change::Remove { path, others } => {
-            removal(group, &path.volume) + others.iter().map(|other| removal(group, other)).sum::<u64>()
+            [&path.volume].into_iter().chain(others).map(|name| removal(group, name) - 1).sum::<u64>() + 1
         }
         Change::Release { path } => removal(group, &path.volume),
         Change::Extend { .. } | Change::Tag { .. } => 1,

@@ -61,6 +61,10 @@ pub fn grow(
         }
     }
     let snapshots: Vec<LvName> = group.snapshots_of(&path.volume).into_iter().cloned().collect();
+    // lvm2 grows an origin only while it is inactive, and RAID only while it is active.
+    if !snapshots.is_empty() && shape.is_redundant() {
+        return Err(Refusal::GrowsOnlyAlone { path: path.clone(), snapshots });
+    }
     if !snapshots.is_empty() && volume.active {
         if in_use {
             return Err(Refusal::GrowsOnlyUnused { path: path.clone(), snapshots });
@@ -224,6 +228,17 @@ mod tests {
         let large = Volume { size: Bytes::mib(48), ..small };
         assert_eq!(next(vec![large.clone(), room(12)], false), removed);
         assert_eq!(grown(vec![large], false), Ok(Next::Done));
+    }
+
+    #[test]
+    fn raid_with_snapshots_does_not_grow() {
+        let mut snapshot = volume("s", ("linear", 1, 1), 2, &Facts::default(), &["/dev/sdc"]);
+        snapshot.kind = Kind::Cow { origin: LvName::parse("v").unwrap(), store: Bytes::mib(8) };
+        for in_use in [true, false] {
+            let refused =
+                grown(vec![raid(("raid1", 2, 2), &["/dev/sda", "/dev/sdb"]), snapshot.clone()], in_use);
+            assert!(matches!(refused, Err(Refusal::GrowsOnlyAlone { .. })), "{refused:?}");
+        }
     }
 
     #[test]
