@@ -3,23 +3,23 @@
 //! Nothing is staged, and no mount of ours is hidden anywhere: the first target mounts the device, a further one on
 //! the same host is bound from it, each with its own flags. What is mounted tells all; nothing else is remembered.
 
+mod publication;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use thiserror::Error;
-use uuid::Uuid;
-
+use self::publication::Publication;
 use crate::facts::Facts;
-use crate::filesystem::{Content, Filesystem, NotMountable, Preparation, prepare};
-use crate::lvm::Volume;
+use crate::filesystem::{Content, Filesystem, NotMountable};
 use crate::lvm::inventory::{DeviceNumber, Kind};
 use crate::mount::{self, BadFlag, Flags, Mount};
 use crate::names::VolumePath;
 use crate::runner::{Linux, ProbeError, ProcessError, is_not_mounted};
 use crate::units::Bytes;
 use crate::volumes::{self, Volumes};
+use thiserror::Error;
 
 /// How a volume shall be seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,9 +39,6 @@ pub enum Access {
         read_only: bool,
     },
 }
-
-/// The mode of a new filesystem's root directory: that of TopoLVM.
-const ROOT_MODE: u32 = 0o2777;
 
 /// A filesystem that is smaller than its device by less than this is as large as it can be.
 const REMAINDER: Bytes = Bytes::mib(1);
@@ -77,7 +74,10 @@ pub enum PublishError {
         reason: NotMountable,
     },
     /// It was made for a filesystem, and what is on it was not zeroed.
-    #[error("{0} was made for a filesystem: as a block device it would show what was there before")]
+    #[error(
+        "{0} was made for a filesystem and never zeroed, and as a block device it would show what was there before: \
+         publish it with a filesystem, or make a volume for block access"
+    )]
     NotZeroed(VolumePath),
     /// A flag of the class.
     #[error(transparent)]
@@ -320,167 +320,5 @@ impl Volumes<Linux> {
             }
         }
         problems
-    }
-}
-
-struct Publication<'a> {
-    volumes: &'a Arc<Volumes<Linux>>,
-    path: &'a VolumePath,
-    volume: &'a Volume,
-    facts: Facts,
-    number: DeviceNumber,
-    target: &'a Path,
-    deadline: Option<Instant>,
-}
-
-impl Publication<'_> {
-    fn linux(&self) -> &Linux {
-        self.volumes.runner()
-    }
-
-    fn device(&self) -> PathBuf {
-        Linux::device_path(self.path)
-    }
-
-    fn filesystem(&self, kind: Filesystem, flags: Flags) -> Result<(), PublishError> {
-        let mounts = self.mounts()?;
-        if let Some(present) = mount::at(&mounts, self.target).last() {
-            self.is_published(present, &flags)?;
-            return self.volumes.grow_mounted(self.path, kind, &mounts, present);
-        }
-        let whole = |mount: &&Mount| mount.device == self.number && mount.root == Path::new("/");
-        if let Some(first) = mounts.iter().find(whole) {
-            self.another(first, kind, &flags)?;
-        } else {
-            self.first(kind, flags)?;
-        }
-        let mounts = self.mounts()?;
-        match mount::at(&mounts, self.target).last() {
-            Some(mounted) => self.volumes.grow_mounted(self.path, kind, &mounts, mounted),
-            None => Err(system("mounting on", self.target)(io::Error::other("nothing is mounted there"))),
-        }
-    }
-
-    fn mounts(&self) -> Result<Vec<Mount>, PublishError> {
-        self.linux().mounts().map_err(system("listing mounts for", self.target))
-    }
-
-    /// Checks that what is mounted on the target is this volume.
-    fn is_published(&self, present: &Mount, flags: &Flags) -> Result<(), PublishError> {
-        if present.device != self.number {
-            let found = format!("{} ({})", present.source, present.filesystem);
-            return Err(PublishError::Occupied { target: self.target.to_owned(), found });
-        }
-        if present.is_read_only() != flags.is_read_only() {
-            let found =
-                format!("this volume, {}", if present.is_read_only() { "read-only" } else { "writable" });
-            return Err(PublishError::Occupied { target: self.target.to_owned(), found });
-        }
-        Ok(())
-    }
-
-    /// A further target is bound from one that is there.
-    fn another(&self, first: &Mount, kind: Filesystem, flags: &Flags) -> Result<(), PublishError> {
-        if first.filesystem != kind.name() {
-            let reason = NotMountable::Another { present: first.filesystem.clone(), wanted: kind };
-            return Err(PublishError::NotMountable { path: self.path.clone(), reason });
-        }
-        if let Some(flag) = flags.difference(first) {
-            let (path, at, flag) = (self.path.clone(), first.target.clone(), flag.to_owned());
-            return Err(PublishError::Differs { path, at, flag });
-        }
-        self.make_directory()?;
-        self.linux().bind(&first.target, self.target, &flags.own).map_err(system("binding", self.target))
-    }
-
-    /// The first target mounts the device.
-    fn first(&self, kind: Filesystem, mut flags: Flags) -> Result<(), PublishError> {
-        self.prepare(kind, flags.is_read_only())?;
-        let read_only = self.volume.is_read_only();
-        for option in kind.options(read_only) {
-            if !flags.shared.iter().any(|flag| flag == option) {
-                flags.shared.push(option.to_owned());
-            }
-        }
-        self.make_directory()?;
-        let mounted = self.linux().mount(&self.device(), self.target, kind, &flags, read_only);
-        mounted.map_err(system("mounting on", self.target))
-    }
-
-    fn make_directory(&self) -> Result<(), PublishError> {
-        self.linux().make_directory(self.target).map_err(system("making", self.target))
-    }
-
-    /// Makes sure that there is a filesystem, and never in place of anything else.
-    fn prepare(&self, kind: Filesystem, read_only: bool) -> Result<(), PublishError> {
-        let (linux, device) = (self.linux(), self.device());
-        let content = linux.probe(&device, self.facts.is_ours())?;
-        let todo = prepare(&self.facts, &content, kind, read_only)
-            .map_err(|reason| PublishError::NotMountable { path: self.path.clone(), reason })?;
-        let tool = |what| move |error| PublishError::Tool(what, self.path.clone(), error);
-        if todo == Preparation::Format {
-            let uuid = self.facts.fsid.unwrap_or_else(Uuid::new_v4);
-            let argv = kind.make(&device.to_string_lossy(), uuid);
-            linux.tool(argv).map_err(tool("making a filesystem"))?;
-        }
-        if todo != Preparation::Use {
-            linux.set_root_mode(&device, kind, ROOT_MODE).map_err(system("preparing", &device))?;
-        } else if !read_only && !self.volume.is_read_only() {
-            self.check(kind, &content)?;
-        }
-        let ours = self.facts.is_ours() || todo == Preparation::Format;
-        if ours && !self.facts.used {
-            self.volumes.note(self.path, self.deadline, |facts| {
-                facts.used = true;
-                facts.filesystem = Some(kind.name().to_owned());
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Repairs what a crash has left, and gives a copy an identity of its own where the kernel needs one.
-    fn check(&self, kind: Filesystem, content: &Content) -> Result<(), PublishError> {
-        let (linux, device) = (self.linux(), self.device());
-        let node = device.to_string_lossy().into_owned();
-        let tool = |what| move |error| PublishError::Tool(what, self.path.clone(), error);
-        if kind == Filesystem::Ext4 {
-            let superblock = linux.superblock(&device, kind).map_err(system("reading", &device))?;
-            if superblock.is_none_or(|superblock| superblock.unclean) {
-                let argv = ["e2fsck", "-p", &node].map(str::to_owned).to_vec();
-                linux.check(argv).map_err(tool("checking the filesystem"))?;
-            }
-        }
-        let copied = self.facts.source.is_some();
-        if kind == Filesystem::Btrfs
-            && copied
-            && let (Content::Filesystem { uuid, .. }, Some(fsid)) = (content, self.facts.fsid)
-            && *uuid != Some(fsid)
-        {
-            let argv = ["btrfstune", "-f", "-M", &fsid.to_string(), &node].map(str::to_owned).to_vec();
-            linux.tool(argv).map_err(tool("giving the copy an identity"))?;
-        }
-        Ok(())
-    }
-
-    fn block(&self, read_only: bool) -> Result<(), PublishError> {
-        let linux = self.linux();
-        let zeroed = self.facts.block || self.facts.used || matches!(self.volume.kind, Kind::Thin { .. });
-        if self.facts.is_ours() && !zeroed {
-            return Err(PublishError::NotZeroed(self.path.clone()));
-        }
-        if linux.is_device(self.target, self.number).map_err(system("looking at", self.target))? {
-            return Ok(());
-        }
-        let mounts = self.mounts()?;
-        if let Some(present) = mount::at(&mounts, self.target).last() {
-            let found = format!("{} ({})", present.source, present.filesystem);
-            return Err(PublishError::Occupied { target: self.target.to_owned(), found });
-        }
-        if self.facts.is_ours() && !self.facts.used {
-            self.volumes.note(self.path, self.deadline, |facts| facts.used = true)?;
-        }
-        linux.make_file(self.target).map_err(system("making", self.target))?;
-        let own: Vec<String> = read_only.then(|| "ro".to_owned()).into_iter().collect();
-        linux.bind(&self.device(), self.target, &own).map_err(system("binding", self.target))
     }
 }

@@ -167,6 +167,18 @@ fn block_devices_never_show_former_bytes(lab: &Lab) -> Result {
     let other = make(&engine, "other", false, Bytes::mib(64), false)?;
     let refused = engine.publish(&other, &target("other"), &block, None);
     assert!(matches!(refused, Err(PublishError::NotZeroed(_))));
+    // Nor is it zeroed by having been used: most of it nobody has written.
+    let at = publish(&engine, &other, "other", &filesystem(Filesystem::Ext4))?;
+    engine.unpublish("other", &at)?;
+    let refused = engine.publish(&other, &target("other"), &block, None);
+    assert!(matches!(refused, Err(PublishError::NotZeroed(_))), "{refused:?}");
+    let refused = make_from(&engine, "of-other", false, Bytes::mib(64), true, Some(&other));
+    assert!(refused.is_err_and(|error: Error| error.to_string().contains("made for a filesystem")));
+    // One of TopoLVM's is a block device if its user says so.
+    let theirs = "0e9b1a4e-6bd1-4c0e-8a55-0c3f7c2d9a01";
+    run("lvcreate", ["-qq", "-n", theirs, "-L", "16m", "-W", "y", "-y", "vg"])?;
+    let at = publish(&engine, &path(theirs)?, "theirs", &block)?;
+    engine.unpublish(theirs, &at)?;
     // A copy is as long as asked for, and zero behind its source.
     let copy = make_from(&engine, "copy", false, Bytes::mib(256), true, Some(&volume))?;
     let at = publish(&engine, &copy, "copy", &block)?;

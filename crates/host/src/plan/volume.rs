@@ -8,6 +8,7 @@ mod source;
 pub use growth::grow;
 pub use removal::{remove, remove_with};
 pub use snapshot::{FULL_ENOUGH, extend_store, is_half_made, snapshot};
+pub(crate) use source::has_former_bytes;
 use source::{Source, leftover, temporary};
 
 use super::capacity::Situation;
@@ -80,6 +81,11 @@ fn begin(
     extents: Extents,
 ) -> Result<Next, Refusal> {
     let size = extents.bytes(group.extent);
+    if let Some(source) = source.filter(|source| wish.facts.block && source.has_former_bytes()) {
+        let reason = "it was made for a filesystem and never zeroed, and as a block device its copy would show what was \
+                      there before: ask for a copy with a filesystem";
+        return Err(Refusal::BadSource { path: source.path.clone(), reason });
+    }
     if let Some(limit) = wish.limit.filter(|limit| size > *limit) {
         return Err(Refusal::AboveLimit { size, limit });
     }
@@ -223,4 +229,103 @@ fn zero_rest(path: &VolumePath, volume: &Volume, facts: &Facts) -> Option<Step> 
     let (add, remove) = Facts { zeroing: None, ..facts.clone() }.since(facts);
     let then = Change::Tag { path: path.clone(), add, remove };
     Some(Step::Zero { volume: path.clone(), from, to: volume.size, then })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::lvm::{Inventory, model};
+    use crate::names::VgName;
+    use crate::simulated::group;
+    use crate::simulated::history::{Class, device_class};
+
+    fn path(name: &str) -> VolumePath {
+        VolumePath { group: VgName::parse("vg").unwrap(), volume: LvName::parse(name).unwrap() }
+    }
+
+    fn named(name: &str) -> Facts {
+        Facts { name: Some(name.into()), ..Facts::default() }
+    }
+
+    fn thick(name: &str, facts: &Facts) -> Change {
+        let (options, on) = (Vec::new(), Vec::new());
+        Change::CreateThick { path: path(name), extents: Extents(4), options, tags: facts.tags(), on }
+    }
+
+    fn thin(name: &str, facts: &Facts) -> Change {
+        let (pool, size) = (LvName::parse("pool").unwrap(), Bytes::mib(16));
+        Change::CreateThin { path: path(name), pool, size, options: Vec::new(), tags: facts.tags() }
+    }
+
+    fn with_pool(attributes: &str) -> Group {
+        let mut group = group(&[100]);
+        let pool = LvName::parse("pool").unwrap();
+        model::apply(&mut group, &thick("pool", &Facts::default())).unwrap();
+        let volume = group.volumes.get_mut(&pool).unwrap();
+        volume.kind = Kind::Pool { chunk: Bytes::kib(64), metadata: Bytes::mib(4) };
+        volume.attributes = attributes.to_owned();
+        group
+    }
+
+    fn next(mut group: Group, changes: &[Change], class: Class, facts: Facts) -> Result<Next, Refusal> {
+        for change in changes {
+            model::apply(&mut group, change).unwrap();
+        }
+        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let good = crate::dm::Pool {
+            data: crate::dm::Fill { used: 0, total: 1000 },
+            metadata: crate::dm::Fill { used: 0, total: 1000 },
+            state: crate::dm::PoolState::Good,
+            needs_check: false,
+        };
+        let situation = Situation { inventory: &inventory, pool: &|_| Some(good) };
+        let class = device_class(class);
+        let wish = Wish {
+            name: LvName::parse("copy").unwrap(),
+            class: &class,
+            options: Vec::new(),
+            size: Bytes::mib(16),
+            limit: None,
+            facts,
+            source: Some(path("source")),
+        };
+        create(situation, &wish)
+    }
+
+    #[test]
+    fn a_block_device_is_no_copy_of_what_was_never_zeroed() {
+        let block = |name: &str| Facts { block: true, ..named(name) };
+        let used = Facts { used: true, filesystem: Some("ext4".into()), ..named("source") };
+        let by_others = Facts { used: true, filesystem: Some("ext4".into()), ..Facts::default() };
+        let snapshot = |facts: &Facts| {
+            let (origin, name) = (path("origin"), LvName::parse("source").unwrap());
+            let tags = Facts { snapshot: true, ..named("source") }.tags();
+            let store = Extents(4);
+            vec![thick("origin", facts), Change::SnapshotThick { origin, name, store, chunk: None, tags }]
+        };
+        let made = |changes: &[Change], class, facts| next(with_pool("twi-a-tz--"), changes, class, facts);
+        for changes in [
+            vec![thick("source", &named("source"))],
+            vec![thick("source", &used)],
+            vec![thick("source", &by_others)],
+            snapshot(&used),
+        ] {
+            for class in [Class::Linear, Class::Thin] {
+                let refused = made(&changes, class, block("copy"));
+                assert!(matches!(refused, Err(Refusal::BadSource { .. })), "{changes:?} {refused:?}");
+                assert!(made(&changes, class, named("copy")).is_ok(), "{changes:?}");
+            }
+        }
+        for changes in [
+            vec![thick("source", &Facts { used: true, ..block("source") })],
+            // Somebody else made it, and has said of nothing what it is for.
+            vec![thick("source", &Facts::default())],
+            vec![thin("source", &used)],
+            snapshot(&block("origin")),
+        ] {
+            assert!(made(&changes, Class::Linear, block("copy")).is_ok(), "{changes:?}");
+        }
+    }
 }

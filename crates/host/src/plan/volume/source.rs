@@ -19,6 +19,14 @@ pub(super) fn temporary(target: &LvName) -> Option<LvName> {
     LvName::parse_new(&format!("lvms-copy-{target}")).ok()
 }
 
+/// Whether a volume has bytes that none of its users has written, and that a block device would show: a thick one that
+/// was made for a filesystem was never zeroed. Pools zero what they give; what somebody else made is as he made it.
+pub(crate) fn has_former_bytes(volume: &Volume) -> bool {
+    let facts = Facts::of(volume);
+    let for_filesystem = (facts.is_ours() || facts.filesystem.is_some()) && !facts.block;
+    for_filesystem && matches!(volume.kind, Kind::Thick(_))
+}
+
 /// What a volume is copied from.
 pub(super) struct Source<'a> {
     pub(super) path: VolumePath,
@@ -60,6 +68,15 @@ impl<'a> Source<'a> {
                 self.group.path(&temporary(target).unwrap_or_else(|| self.path.volume.clone()))
             }
         }
+    }
+
+    /// Whether a block device with its bytes would show what was there before.
+    pub(super) fn has_former_bytes(&self) -> bool {
+        let read = match &self.volume.kind {
+            Kind::Cow { origin, .. } => self.group.volumes.get(origin),
+            Kind::Thick(_) | Kind::Thin { .. } | Kind::Pool { .. } | Kind::Other(_) => Some(self.volume),
+        };
+        read.is_none_or(has_former_bytes)
     }
 
     /// The snapshot made for a copy, if it is there.
