@@ -159,7 +159,8 @@ fn go_on(
             return done_by(Change::Activate { path });
         }
         let (from, length) = (source.reading(&wish.name), source.volume.size);
-        return do_next(Step::Copy { from, to: path.clone(), length, dirty: wish.is_thick(), then: copied });
+        let dirty = !is_new_space_zero(wish, group);
+        return do_next(Step::Copy { from, to: path, length, dirty, then: copied });
     }
     if let Some(step) = zero_rest(&path, volume, &facts) {
         return do_next(step);
@@ -193,6 +194,12 @@ fn changeable(path: &VolumePath, facts: &Facts) -> Result<(), Refusal> {
         Some(format) => Err(Refusal::Newer { path: path.clone(), format }),
         None => Ok(()),
     }
+}
+
+/// Whether what a new volume was given holds zeros: a pool may have been made without zeroing.
+fn is_new_space_zero(wish: &Wish<'_>, group: &Group) -> bool {
+    let pool = wish.class.pool().and_then(|pool| group.volumes.get(pool));
+    pool.is_some_and(|pool| pool.attribute(8) == 'z')
 }
 
 /// Whether a volume that is there is the wished one.
@@ -326,6 +333,34 @@ mod tests {
             snapshot(&block("origin")),
         ] {
             assert!(made(&changes, Class::Linear, block("copy")).is_ok(), "{changes:?}");
+        }
+    }
+
+    #[test]
+    fn zeros_are_written_into_what_may_hold_something_else() {
+        let source = thick("source", &named("source"));
+        let copying = Facts { copying: Some("vg/source".into()), ..named("copy") };
+        let snapshot = Change::SnapshotThick {
+            origin: path("source"),
+            name: temporary(&path("copy").volume).unwrap(),
+            store: Extents(4),
+            chunk: None,
+            tags: Facts { temporary: Some(path("copy").volume), ..Facts::default() }.tags(),
+        };
+        for (attributes, class, expected) in [
+            ("twi-aotz--", Class::Thin, false),
+            ("twi-aot---", Class::Thin, true),
+            ("twi-aotz--", Class::Linear, true),
+        ] {
+            let copy = match class {
+                Class::Thin => thin("copy", &copying),
+                Class::Linear | Class::Striped | Class::Mirrored => thick("copy", &copying),
+            };
+            let changes = [source.clone(), snapshot.clone(), copy];
+            let Ok(Next::Do(step)) = next(with_pool(attributes), &changes, class, named("copy")) else {
+                panic!("nothing is copied")
+            };
+            assert!(matches!(*step, Step::Copy { dirty, .. } if dirty == expected), "{attributes} {step:?}");
         }
     }
 }
