@@ -187,8 +187,8 @@ pub fn prepare(
         Content::Remains(what) => Err(NotMountable::Foreign(format!("remains of {what}"))),
         Content::Filesystem { kind, uuid, unfinished } => {
             let ours = facts.is_ours() && !facts.used && uuid.is_some() && *uuid == facts.fsid;
-            if ours && *unfinished && !read_only {
-                return Ok(Preparation::Format);
+            if ours && *unfinished {
+                return if read_only { Err(NotMountable::ReadOnly) } else { Ok(Preparation::Format) };
             }
             if kind != wanted.name() {
                 return Err(NotMountable::Another { present: kind.clone(), wanted });
@@ -259,6 +259,20 @@ mod tests {
     fn a_read_only_mount_makes_no_filesystem() {
         assert_eq!(prepare(&ours(), &Content::Nothing, Filesystem::Ext4, true), Err(NotMountable::ReadOnly));
         assert_eq!(prepare(&ours(), &xfs(9), Filesystem::Xfs, true), Ok(Preparation::Use));
+        let cut = Content::Filesystem { kind: "xfs".into(), uuid: ours().fsid, unfinished: true };
+        assert_eq!(prepare(&ours(), &cut, Filesystem::Xfs, true), Err(NotMountable::ReadOnly));
+    }
+
+    #[test]
+    fn no_journal_is_replayed_on_a_read_only_device() {
+        for (kind, option) in [
+            (Filesystem::Ext4, "noload"),
+            (Filesystem::Xfs, "norecovery"),
+            (Filesystem::Btrfs, "rescue=nologreplay"),
+        ] {
+            assert!(kind.options(true).contains(&option), "{kind}");
+            assert!(!kind.options(false).contains(&option), "{kind}");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use lvms_host::filesystem::{Filesystem, NotMountable};
 use lvms_host::names::{LvName, VgName};
 use lvms_host::plan::Refusal;
 use lvms_host::publish::{Access, PublishError};
+use lvms_host::runner::ProbeError;
 use lvms_host::units::Bytes;
 use lvms_host::volumes;
 use stage::*;
@@ -387,6 +388,104 @@ fn copies_of_mounted_volumes_are_mounted_beside_them(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn read_only(kind: Filesystem) -> Access {
+    Access::Filesystem { kind, flags: Vec::new(), read_only: true }
+}
+
+fn ext4_is_checked_before_it_is_mounted_whoever_may_write(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    fs::write(at.join("file"), "bytes")?;
+    engine.unpublish("v", &at)?;
+    let checked = || run("sh", ["-c", "dumpe2fs -h /dev/vg/v 2>&1 | grep 'Last checked'"]);
+    for access in [filesystem(Filesystem::Ext4), read_only(Filesystem::Ext4)] {
+        // As a crash leaves it: not valid, with wrong sums.
+        for value in ["lastcheck 20010101", "free_blocks_count 1", "state 0"] {
+            run("debugfs", ["-w", "-R", &format!("set_super_value {value}"), "/dev/vg/v"])?;
+        }
+        assert!(checked()?.contains("2001"), "{}", checked()?);
+        publish(&engine, &volume, "v", &access)?;
+        assert_eq!(fs::read_to_string(at.join("file"))?, "bytes");
+        assert!(!checked()?.contains("2001"), "{access:?}: {}", checked()?);
+        engine.unpublish("v", &at)?;
+    }
+    // What is clean is not checked again.
+    run("debugfs", ["-w", "-R", "set_super_value lastcheck 20010101", "/dev/vg/v"])?;
+    publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    assert!(checked()?.contains("2001"), "{}", checked()?);
+    Ok(())
+}
+
+fn a_copy_has_its_own_identity_though_its_first_target_is_read_only(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    for kind in Filesystem::ALL {
+        let origin = make(&engine, "origin", true, Bytes::mib(320), false)?;
+        let at = publish(&engine, &origin, "origin", &filesystem(kind))?;
+        fs::write(at.join("file"), "then")?;
+        run("sync", ["--file-system", &at.to_string_lossy()])?;
+        let copy = make_from(&engine, "copy", true, Bytes::mib(320), false, Some(&origin))?;
+        fs::write(at.join("file"), "now")?;
+        let beside = publish(&engine, &copy, "copy", &read_only(kind))?;
+        assert_eq!(fs::read_to_string(beside.join("file"))?, "then", "{kind}");
+        assert!(fs::write(beside.join("file"), "x").is_err(), "{kind}");
+        if kind == Filesystem::Btrfs {
+            let identity = |name| run("blkid", ["-p", "-o", "value", "-s", "UUID", name]);
+            assert_ne!(identity("/dev/vg/origin")?, identity("/dev/vg/copy")?);
+        }
+        engine.unpublish("copy", &beside)?;
+        engine.unpublish("origin", &at)?;
+        engine.remove(&copy, None)?;
+        engine.remove(&origin, None)?;
+    }
+    Ok(())
+}
+
+fn nothing_is_written_to_a_read_only_volume_that_was_not_unmounted(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    for kind in Filesystem::ALL {
+        let origin = make(&engine, "origin", false, Bytes::mib(320), false)?;
+        let at = publish(&engine, &origin, "origin", &filesystem(kind))?;
+        fs::write(at.join("file"), "bytes")?;
+        run("sync", ["--file-system", &at.to_string_lossy()])?;
+        // Its journal has something to tell.
+        let copy = make_from(&engine, "copy", false, Bytes::mib(320), false, Some(&origin))?;
+        engine.unpublish("origin", &at)?;
+        run("lvchange", ["-qq", "--permission", "r", "vg/copy"])?;
+        let sum = || run("sh", ["-c", "sha256sum < /dev/vg/copy"]);
+        let before = sum()?;
+        let beside = publish(&engine, &copy, "copy", &read_only(kind))?;
+        let options = run("findmnt", ["--noheadings", "--output", "FS-OPTIONS", &beside.to_string_lossy()])?;
+        assert!(options.split(',').any(|option| option == "ro"), "{kind}: {options}");
+        assert!(fs::read_to_string(beside.join("file")).is_ok_and(|text| text == "bytes"), "{kind}");
+        engine.unpublish("copy", &beside)?;
+        assert_eq!(sum()?, before, "{kind}");
+        engine.remove(&copy, None)?;
+        engine.remove(&origin, None)?;
+    }
+    Ok(())
+}
+
+fn what_is_ambivalent_is_neither_mounted_nor_formatted(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let other = make(&engine, "other", false, Bytes::mib(320), false)?;
+    let at = publish(&engine, &other, "other", &filesystem(Filesystem::Xfs))?;
+    engine.unpublish("other", &at)?;
+    let volume = make(&engine, "v", false, Bytes::mib(320), false)?;
+    run("mkfs.ext4", ["-q", "-F", "/dev/vg/v"])?;
+    // The superblock of an xfs beside that of an ext4: whoever chose one would destroy the other.
+    run("dd", ["if=/dev/vg/other", "of=/dev/vg/v", "bs=512", "count=1", "conv=notrunc,fsync"])?;
+    let sum = || run("sh", ["-c", "head -c 8388608 /dev/vg/v | sha256sum"]);
+    let before = sum()?;
+    for kind in Filesystem::ALL {
+        let refused = engine.publish(&volume, &target("v"), &filesystem(kind), None);
+        let ambivalent = matches!(&refused, Err(PublishError::Probe(ProbeError::Ambivalent(..))));
+        assert!(ambivalent, "{kind}: {refused:?}");
+    }
+    assert_eq!(sum()?, before);
+    Ok(())
+}
+
 fn thick_snapshots_keep_their_moment_and_hold_their_origin(lab: &Lab) -> Result {
     let engine = engine(lab)?;
     let volume = make(&engine, "v", false, Bytes::mib(128), false)?;
@@ -507,6 +606,10 @@ lab_test::main! {
     volumes_of_topolvm_are_published_grown_and_removed: Needs::disks(1, 2 * GIB).guest(),
     a_volume_of_ours_that_topolvm_formatted_and_filled_is_kept: Needs::disks(1, 2 * GIB).guest(),
     copies_of_mounted_volumes_are_mounted_beside_them: Needs::disks(1, 2 * GIB).guest(),
+    ext4_is_checked_before_it_is_mounted_whoever_may_write: Needs::disks(1, GIB).guest(),
+    a_copy_has_its_own_identity_though_its_first_target_is_read_only: Needs::disks(1, GIB).guest(),
+    nothing_is_written_to_a_read_only_volume_that_was_not_unmounted: Needs::disks(1, 2 * GIB).guest(),
+    what_is_ambivalent_is_neither_mounted_nor_formatted: Needs::disks(1, 2 * GIB).guest(),
     thick_snapshots_keep_their_moment_and_hold_their_origin: Needs::disks(1, 2 * GIB).guest(),
     stacked_mounts_and_dead_disks_are_unpublished: Needs::disks(1, GIB).faults().guest(),
     a_full_pool_and_a_lost_disk_are_told: Needs::disks(1, GIB).hotplug().guest(),

@@ -50,7 +50,9 @@ impl Publication<'_> {
         if let Some(first) = mounts.iter().find(whole) {
             self.another(first, kind, &flags)?;
         } else {
-            self.first(kind, flags)?;
+            // What is mounted elsewhere with a part of it alone is in use, and cannot be checked.
+            let is_mounted = |mount: &Mount| mount.device == self.number && mount.filesystem == kind.name();
+            self.first(kind, flags, mounts.iter().any(is_mounted))?;
         }
         let mounts = self.mounts()?;
         match mount::at(&mounts, self.target).last() {
@@ -92,8 +94,8 @@ impl Publication<'_> {
     }
 
     /// The first target mounts the device.
-    fn first(&self, kind: Filesystem, mut flags: Flags) -> Result<(), PublishError> {
-        self.prepare(kind, flags.is_read_only())?;
+    fn first(&self, kind: Filesystem, mut flags: Flags, is_mounted: bool) -> Result<(), PublishError> {
+        self.prepare(kind, flags.is_read_only(), is_mounted)?;
         let read_only = self.volume.is_read_only();
         for option in kind.options(read_only) {
             if !flags.shared.iter().any(|flag| flag == option) {
@@ -110,7 +112,7 @@ impl Publication<'_> {
     }
 
     /// Makes sure that there is a filesystem, and never in place of anything else.
-    fn prepare(&self, kind: Filesystem, read_only: bool) -> Result<(), PublishError> {
+    fn prepare(&self, kind: Filesystem, read_only: bool, is_mounted: bool) -> Result<(), PublishError> {
         let (linux, device) = (self.linux(), self.device());
         let content = linux.probe(&device, self.facts.is_ours())?;
         let todo = prepare(&self.facts, &content, kind, read_only)
@@ -123,7 +125,8 @@ impl Publication<'_> {
         }
         if todo != Preparation::Use {
             linux.set_root_mode(&device, kind, ROOT_MODE).map_err(system("preparing", &device))?;
-        } else if !read_only && !self.volume.is_read_only() {
+        } else if !is_mounted && !self.volume.is_read_only() {
+            // A read-only target, too: what it mounts may be written, by the kernel and by targets to come.
             self.check(kind, &content)?;
         }
         let ours = self.facts.is_ours() || todo == Preparation::Format;
