@@ -1,10 +1,14 @@
 //! What is mounted where, and with which options.
 
+mod difference;
+
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
 use crate::lvm::inventory::DeviceNumber;
+
+pub use difference::Difference;
 
 /// One line of the kernel's list of mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,14 +187,6 @@ impl Flags {
     /// Whether only reading is asked for.
     pub fn is_read_only(&self) -> bool {
         self.own.iter().any(|flag| flag == "ro")
-    }
-
-    /// A flag of the filesystem that is asked for and with which it is not mounted already.
-    pub fn difference<'a>(&'a self, mounted: &Mount) -> Option<&'a str> {
-        let there = |flag: &&String| mounted.shared_options.contains(flag) || mounted.options.contains(flag);
-        // The kernel tells a context in its own form, and defaults not at all.
-        let comparable = |flag: &&String| !flag.contains("context=") && !flag.contains("barrier");
-        self.shared.iter().filter(comparable).find(|flag| !there(flag)).map(String::as_str)
     }
 }
 

@@ -14,7 +14,7 @@ use self::publication::Publication;
 use crate::facts::Facts;
 use crate::filesystem::{Content, Filesystem, NotMountable};
 use crate::lvm::inventory::{DeviceNumber, Kind};
-use crate::mount::{self, BadFlag, Flags, Mount};
+use crate::mount::{self, BadFlag, Difference, Flags, Mount};
 use crate::names::VolumePath;
 use crate::runner::{Linux, ProbeError, ProcessError, is_not_mounted};
 use crate::units::Bytes;
@@ -91,14 +91,14 @@ pub enum PublishError {
         found: String,
     },
     /// It is mounted on this host in another way.
-    #[error("{path} is mounted on {} already, without {flag:?}: mount flags must be the same on one node", at.display())]
+    #[error("{path} is mounted on {} already, {difference}: mount flags must be the same on one node", at.display())]
     Differs {
         /// Which.
         path: VolumePath,
         /// Where.
         at: PathBuf,
-        /// The difference.
-        flag: String,
+        /// In what.
+        difference: Difference,
     },
     /// What is on it cannot be told.
     #[error(transparent)]

@@ -10,6 +10,7 @@ use lab_test::{Cut, Error, Fault, GIB, Lab, MIB, Needs, Result, fails, run};
 use lvms_host::desired::DeviceClass;
 use lvms_host::facts::Facts;
 use lvms_host::filesystem::{Filesystem, NotMountable};
+use lvms_host::mount::Difference;
 use lvms_host::names::{LvName, VgName};
 use lvms_host::plan::Refusal;
 use lvms_host::publish::{Access, PublishError};
@@ -116,7 +117,8 @@ fn differing_flags_and_occupied_targets_are_refused_by_name(lab: &Lab) -> Result
     };
     publish(&engine, &one, "one", &with(&[]))?;
     let differs = engine.publish(&one, &target("else"), &with(&["data=journal"]), None);
-    assert!(matches!(differs, Err(PublishError::Differs { flag, .. }) if flag == "data=journal"));
+    let without = Difference::Without("data=journal".into());
+    assert!(matches!(&differs, Err(PublishError::Differs { difference, .. }) if *difference == without));
     let occupied = engine.publish(&two, &target("one"), &with(&[]), None);
     assert!(matches!(occupied, Err(PublishError::Occupied { .. })), "{occupied:?}");
     let forbidden = engine.publish(&two, &target("two"), &with(&["loop"]), None);
@@ -127,6 +129,37 @@ fn differing_flags_and_occupied_targets_are_refused_by_name(lab: &Lab) -> Result
     let mounted = run("findmnt", ["--noheadings", "--output", "OPTIONS", "/run/test/two"])?;
     for option in ["nosuid", "nodev", "data=writeback"] {
         assert!(mounted.contains(option), "{mounted}");
+    }
+    Ok(())
+}
+
+fn equal_flags_are_equal_however_the_kernel_tells_them(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    for (kind, flags) in [
+        (Filesystem::Ext4, &["data=journal", "commit=60", "sync", "barrier=1"][..]),
+        (Filesystem::Ext4, &["async", "data=ordered", "commit=5", "nodiscard", "errors=remount-ro"]),
+        (Filesystem::Xfs, &["allocsize=64m", "logbsize=256k", "largeio", "uquota"]),
+        (Filesystem::Btrfs, &["compress=zstd", "autodefrag", "commit=60"]),
+        (Filesystem::Btrfs, &["compress", "discard=sync", "lazytime"]),
+    ] {
+        let volume = make(&engine, "v", false, Bytes::mib(320), false)?;
+        let with = |flags: &[&str]| Access::Filesystem {
+            kind,
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            read_only: false,
+        };
+        let one = publish(&engine, &volume, "one", &with(flags))?;
+        let two = publish(&engine, &volume, "two", &with(flags))?;
+        let differs = engine.publish(&volume, &target("three"), &with(&["commit=7"]), None);
+        assert!(matches!(&differs, Err(PublishError::Differs { .. })), "{flags:?}: {differs:?}");
+        let differs = engine.publish(&volume, &target("three"), &with(&[]), None);
+        let is_default = flags.contains(&"data=ordered");
+        let expected = matches!(&differs, Err(PublishError::Differs { difference: Difference::With(_), .. }));
+        assert_eq!(expected, !is_default, "{flags:?}: {differs:?}");
+        for at in [one, two, target("three")] {
+            engine.unpublish("v", &at)?;
+        }
+        engine.remove(&volume, None)?;
     }
     Ok(())
 }
@@ -597,6 +630,7 @@ lab_test::main! {
     a_volume_grown_while_nobody_uses_it_is_grown_at_the_next_mount: Needs::disks(1, 3 * GIB).guest(),
     two_targets_of_one_volume_have_their_own_flags_in_any_order: Needs::disks(1, GIB).guest(),
     differing_flags_and_occupied_targets_are_refused_by_name: Needs::disks(1, GIB).guest(),
+    equal_flags_are_equal_however_the_kernel_tells_them: Needs::disks(1, 2 * GIB).guest(),
     block_devices_never_show_former_bytes: Needs::disks(1, 1400 * MIB).without_udev(),
     raid_volumes_in_use_as_block_devices_grow_and_never_show_former_bytes: Needs::disks(6, 64 * MIB).without_udev(),
     a_published_block_device_is_in_use_though_nobody_has_it_open: Needs::disks(1, GIB).guest(),

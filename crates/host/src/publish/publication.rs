@@ -85,9 +85,9 @@ impl Publication<'_> {
             let reason = NotMountable::Another { present: first.filesystem.clone(), wanted: kind };
             return Err(PublishError::NotMountable { path: self.path.clone(), reason });
         }
-        if let Some(flag) = flags.difference(first) {
-            let (path, at, flag) = (self.path.clone(), first.target.clone(), flag.to_owned());
-            return Err(PublishError::Differs { path, at, flag });
+        if let Some(difference) = flags.difference(first) {
+            let (path, at) = (self.path.clone(), first.target.clone());
+            return Err(PublishError::Differs { path, at, difference });
         }
         self.make_directory()?;
         self.linux().bind(&first.target, self.target, &flags.own).map_err(system("binding", self.target))
