@@ -121,6 +121,11 @@ fn differing_flags_and_occupied_targets_are_refused_by_name(lab: &Lab) -> Result
     assert!(matches!(&differs, Err(PublishError::Differs { difference, .. }) if *difference == without));
     let occupied = engine.publish(&two, &target("one"), &with(&[]), None);
     assert!(matches!(occupied, Err(PublishError::Occupied { .. })), "{occupied:?}");
+    // This volume, and in another way.
+    for access in [filesystem(Filesystem::Xfs), filesystem(Filesystem::Btrfs), read_only(Filesystem::Ext4)] {
+        let occupied = engine.publish(&one, &target("one"), &access, None);
+        assert!(matches!(occupied, Err(PublishError::Occupied { .. })), "{access:?}: {occupied:?}");
+    }
     let forbidden = engine.publish(&two, &target("two"), &with(&["loop"]), None);
     assert!(matches!(forbidden, Err(PublishError::Flag(_))));
     let unknown = engine.publish(&two, &target("two"), &with(&["no-such-option"]), None);

@@ -43,7 +43,7 @@ impl Publication<'_> {
     pub(super) fn filesystem(&self, kind: Filesystem, flags: Flags) -> Result<(), PublishError> {
         let mounts = self.mounts()?;
         if let Some(present) = mount::at(&mounts, self.target).last() {
-            self.is_published(present, &flags)?;
+            self.is_published(present, kind.name(), flags.is_read_only())?;
             return self.volumes.grow_mounted(self.path, kind, &mounts, present);
         }
         let whole = |mount: &&Mount| mount.device == self.number && mount.root == Path::new("/");
@@ -65,18 +65,18 @@ impl Publication<'_> {
         self.linux().mounts().map_err(system("listing mounts for", self.target))
     }
 
-    /// Checks that what is mounted on the target is this volume.
-    fn is_published(&self, present: &Mount, flags: &Flags) -> Result<(), PublishError> {
-        if present.device != self.number {
-            let found = format!("{} ({})", present.source, present.filesystem);
-            return Err(PublishError::Occupied { target: self.target.to_owned(), found });
-        }
-        if present.is_read_only() != flags.is_read_only() {
-            let found =
-                format!("this volume, {}", if present.is_read_only() { "read-only" } else { "writable" });
-            return Err(PublishError::Occupied { target: self.target.to_owned(), found });
-        }
-        Ok(())
+    /// Checks that what is mounted on the target is this volume, in this way.
+    fn is_published(&self, present: &Mount, wanted: &str, read_only: bool) -> Result<(), PublishError> {
+        let found = if present.device != self.number {
+            format!("{} ({})", present.source, present.filesystem)
+        } else if present.filesystem != wanted {
+            format!("this volume, as {}", present.filesystem)
+        } else if present.is_read_only() != read_only {
+            format!("this volume, {}", if present.is_read_only() { "read-only" } else { "writable" })
+        } else {
+            return Ok(());
+        };
+        Err(PublishError::Occupied { target: self.target.to_owned(), found })
     }
 
     /// A further target is bound from one that is there.
