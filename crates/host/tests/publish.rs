@@ -182,6 +182,8 @@ fn block_devices_never_show_former_bytes(lab: &Lab) -> Result {
     assert_eq!((rustix::fs::major(published), rustix::fs::minor(published)), (number.major, number.minor));
     let mounts = run("cat", ["/proc/mounts"])?;
     assert_eq!(mounts.lines().filter(|line| line.contains("/run/test/v")).count(), 1, "mounted twice");
+    let occupied = engine.publish(&volume, &at, &Access::Block { read_only: true }, None);
+    assert!(matches!(occupied, Err(PublishError::Occupied { .. })), "{occupied:?}");
     assert!(has_only_zeros(&at, 0, 64 * MIB)?);
     run("dd", ["if=/dev/urandom", &format!("of={}", at.display()), "bs=1M", "count=64", "oflag=direct"])?;
     let sum = |count: u64| run("sh", ["-c", &format!("head -c {count} {} | sha256sum", at.display())]);

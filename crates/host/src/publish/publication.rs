@@ -72,7 +72,7 @@ impl Publication<'_> {
         } else if present.filesystem != wanted {
             format!("this volume, as {}", present.filesystem)
         } else if present.is_read_only() != read_only {
-            format!("this volume, {}", if present.is_read_only() { "read-only" } else { "writable" })
+            itself(present)
         } else {
             return Ok(());
         };
@@ -168,13 +168,18 @@ impl Publication<'_> {
         if has_former_bytes(self.volume) {
             return Err(PublishError::NotZeroed(self.path.clone()));
         }
-        if linux.is_device(self.target, self.number).map_err(system("looking at", self.target))? {
-            return Ok(());
-        }
         let mounts = self.mounts()?;
-        if let Some(present) = mount::at(&mounts, self.target).last() {
-            let found = format!("{} ({})", present.source, present.filesystem);
-            return Err(PublishError::Occupied { target: self.target.to_owned(), found });
+        let present = mount::at(&mounts, self.target).last();
+        let occupied = |found| Err(PublishError::Occupied { target: self.target.to_owned(), found });
+        if linux.is_device(self.target, self.number).map_err(system("looking at", self.target))? {
+            // A bare node of an older TopoLVM's is no mount.
+            return match present {
+                Some(present) if present.is_read_only() != read_only => occupied(itself(present)),
+                Some(_) | None => Ok(()),
+            };
+        }
+        if let Some(present) = present {
+            return occupied(format!("{} ({})", present.source, present.filesystem));
         }
         if self.facts.is_ours() && !self.facts.used {
             self.volumes.note(self.path, self.deadline, |facts| facts.used = true)?;
@@ -183,4 +188,9 @@ impl Publication<'_> {
         let own: Vec<String> = read_only.then(|| "ro".to_owned()).into_iter().collect();
         linux.bind(&self.device(), self.target, &own).map_err(system("binding", self.target))
     }
+}
+
+/// A target on which the same volume is, but may be written if it shall only be read, or the other way round.
+fn itself(present: &Mount) -> String {
+    format!("this volume, {}", if present.is_read_only() { "read-only" } else { "writable" })
 }
