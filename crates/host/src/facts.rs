@@ -119,9 +119,10 @@ impl Facts {
         (only(&now, &then), only(&then, &now))
     }
 
-    /// Whether its making was not finished.
-    pub fn is_unfinished(&self) -> bool {
-        self.copying.is_some() || self.zeroing.is_some()
+    /// Whether the making of a volume of this size was not finished. Zeros from its end on are none: a growth was marked,
+    /// and came to nothing.
+    pub fn is_unfinished(&self, size: Bytes) -> bool {
+        self.copying.is_some() || self.zeroing.is_some_and(|from| from < size)
     }
 
     /// Whether we made it.
@@ -151,6 +152,14 @@ mod tests {
         let (add, remove) = after.since(&before);
         assert_eq!(add.iter().map(Tag::as_str).collect::<Vec<_>>(), ["lvms.io/used"]);
         assert_eq!(remove.iter().map(Tag::as_str).collect::<Vec<_>>(), ["lvms.io/zeroing=0"]);
+    }
+
+    #[test]
+    fn a_growth_that_came_to_nothing_leaves_no_unfinished_volume() {
+        let marked = Facts { zeroing: Some(Bytes::mib(64)), ..Facts::default() };
+        assert!(!marked.is_unfinished(Bytes::mib(64)));
+        assert!(marked.is_unfinished(Bytes::mib(68)));
+        assert!(Facts { copying: Some("vg/v".into()), ..marked }.is_unfinished(Bytes::mib(64)));
     }
 
     #[test]

@@ -14,8 +14,10 @@ use self::publication::Publication;
 use crate::facts::Facts;
 use crate::filesystem::{Content, Filesystem, NotMountable};
 use crate::lvm::inventory::{DeviceNumber, Kind};
+use crate::lvm::{Inventory, Volume};
 use crate::mount::{self, BadFlag, Difference, Flags, Mount};
 use crate::names::VolumePath;
+use crate::plan::Refusal;
 use crate::runner::{Linux, ProbeError, ProcessError, is_not_mounted};
 use crate::units::Bytes;
 use crate::volumes::{self, Volumes};
@@ -123,6 +125,20 @@ fn system(what: &'static str, place: &Path) -> impl FnOnce(io::Error) -> Publish
     move |source| PublishError::System { what, place, source }
 }
 
+/// A volume that may be made visible, with what is known of it.
+fn publishable<'a>(inventory: &'a Inventory, path: &VolumePath) -> Result<(&'a Volume, Facts), PublishError> {
+    let none = || volumes::Error::from(Refusal::NoVolume(path.clone()));
+    let volume = inventory.volume(path).ok_or_else(none)?;
+    let facts = Facts::of(volume);
+    if facts.is_unfinished(volume.size) {
+        return Err(PublishError::Unfinished(path.clone()));
+    }
+    if facts.snapshot || !matches!(volume.kind, Kind::Thick(_) | Kind::Thin { .. }) {
+        return Err(PublishError::NotAVolume(path.clone()));
+    }
+    Ok((volume, facts))
+}
+
 /// How a volume is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
@@ -142,17 +158,12 @@ impl Volumes<Linux> {
         deadline: Option<Instant>,
     ) -> Result<(), PublishError> {
         self.look(&path.group)?;
-        let inventory = self.inventory();
-        let volume = inventory
-            .volume(path)
-            .ok_or_else(|| volumes::Error::from(crate::plan::Refusal::NoVolume(path.clone())))?;
-        let facts = Facts::of(volume);
-        if facts.is_unfinished() {
-            return Err(PublishError::Unfinished(path.clone()));
+        let mut inventory = self.inventory();
+        if publishable(&inventory, path)?.1.zeroing.is_some() {
+            self.unmark(path, deadline)?;
+            inventory = self.inventory();
         }
-        if facts.snapshot || !matches!(volume.kind, Kind::Thick(_) | Kind::Thin { .. }) {
-            return Err(PublishError::NotAVolume(path.clone()));
-        }
+        let (volume, facts) = publishable(&inventory, path)?;
         let number = self.activated(path, deadline)?;
         let publication = Publication { volumes: self, path, volume, facts, number, target, deadline };
         match access {
@@ -162,6 +173,19 @@ impl Volumes<Linux> {
             }
             Access::Block { read_only } => publication.block(*read_only),
         }
+    }
+
+    /// Takes away the mark of a growth that came to nothing: should others extend the volume, what its user writes there
+    /// must not be taken for bytes to be zeroed. Judged in the group's turn, in which no growth of ours is half done.
+    fn unmark(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), PublishError> {
+        self.note(path, deadline, |facts| {
+            let inventory = self.inventory();
+            let size = inventory.volume(path).map_or(Bytes::ZERO, |volume| volume.size);
+            if !facts.is_unfinished(size) {
+                facts.zeroing = None;
+            }
+        })?;
+        Ok(())
     }
 
     /// Whether nothing was ever written to a volume for a filesystem, whoever might have: no signature, and no copy of

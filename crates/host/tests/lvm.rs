@@ -386,7 +386,7 @@ fn a_change_that_was_answered_outlives_the_loss_of_unflushed_writes(lab: &Lab) -
     let group = group(&linux()?)?;
     for name in names {
         let volume = group.volumes.get(&LvName::parse(name)?).ok_or_else(|| format!("{name} is gone"))?;
-        assert!(!Facts::of(volume).is_unfinished(), "{name}: {:?}", volume.tags);
+        assert!(!Facts::of(volume).is_unfinished(volume.size), "{name}: {:?}", volume.tags);
     }
     Ok(())
 }

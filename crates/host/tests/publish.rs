@@ -204,6 +204,15 @@ fn block_devices_never_show_former_bytes(lab: &Lab) -> Result {
     publish(&engine, &volume, "v", &block)?;
     assert!(has_only_zeros(&at, 64 * MIB, 192 * MIB)?);
     engine.unpublish("v", &at)?;
+    // A growth that was marked and came to nothing keeps nobody from it, and leaves nothing that could be zeroed later.
+    run("lvchange", ["-qq", "--addtag", "lvms.io/zeroing=201326592", "vg/v"])?;
+    publish(&engine, &volume, "v", &block)?;
+    assert!(!run("lvs", ["--noheadings", "-o", "lv_tags", "vg/v"])?.contains("zeroing"));
+    engine.unpublish("v", &at)?;
+    run("lvchange", ["-qq", "--addtag", "lvms.io/zeroing=134217728", "vg/v"])?;
+    let refused = engine.publish(&volume, &at, &block, None);
+    assert!(matches!(refused, Err(PublishError::Unfinished(_))), "{refused:?}");
+    engine.grow(&class(false)?, &volume, Bytes::mib(192), None)?;
     // One made for a filesystem was never zeroed.
     let other = make(&engine, "other", false, Bytes::mib(64), false)?;
     let refused = engine.publish(&other, &target("other"), &block, None);

@@ -34,7 +34,7 @@ pub(crate) fn is_listed(class: &DeviceClass, volume: &Volume) -> bool {
 /// Whether a copy or a snapshot was finished: one that was not goes on with the same call.
 pub(crate) fn is_finished(volume: &Volume) -> bool {
     let facts = Facts::of(volume);
-    !(facts.is_unfinished() || facts.snapshot && is_half_made(volume))
+    !(facts.is_unfinished(volume.size) || facts.snapshot && is_half_made(volume))
 }
 
 /// A volume, with its device as it is now.

@@ -362,7 +362,7 @@ impl Volumes {
         if let Some(found) = find_any(&desired, &inventory, id) {
             return Lv::Present {
                 size: found.volume.size,
-                finished: !(found.facts.is_unfinished()
+                finished: !(found.facts.is_unfinished(found.volume.size)
                     || found.facts.snapshot && is_half_made(found.volume)),
                 unused: found.facts.is_ours() && !found.facts.used && !found.facts.block,
             };

@@ -28,7 +28,7 @@ pub fn snapshot(
         return if is_half_made(present) { done_by(Change::remove(path)) } else { Ok(Next::Done) };
     }
     let volume = group.volumes.get(&source.volume).ok_or_else(|| Refusal::NoSource(source.clone()))?;
-    if Facts::of(volume).is_unfinished() {
+    if Facts::of(volume).is_unfinished(volume.size) {
         return Err(Refusal::BadSource { path: source.clone(), reason: "it is not finished itself" });
     }
     let (origin, name, tags) = (source.clone(), name.clone(), facts.tags());

@@ -46,7 +46,7 @@ impl<'a> Source<'a> {
         let group = situation.inventory.groups.get(&path.group).ok_or_else(missing)?;
         let volume = group.volumes.get(&path.volume).ok_or_else(missing)?;
         let bad = |reason| Refusal::BadSource { path: path.clone(), reason };
-        if Facts::of(volume).is_unfinished() {
+        if Facts::of(volume).is_unfinished(volume.size) {
             return Err(bad("it is not finished itself"));
         }
         let instant = match &volume.kind {
