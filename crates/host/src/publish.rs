@@ -18,6 +18,7 @@ use crate::lvm::{Inventory, Volume};
 use crate::mount::{self, BadFlag, Difference, Flags, Mount};
 use crate::names::VolumePath;
 use crate::plan::Refusal;
+use crate::plan::volume::changeable;
 use crate::runner::{Linux, ProbeError, ProcessError, is_not_mounted};
 use crate::units::Bytes;
 use crate::volumes::{self, Volumes};
@@ -130,6 +131,7 @@ fn publishable<'a>(inventory: &'a Inventory, path: &VolumePath) -> Result<(&'a V
     let none = || volumes::Error::from(Refusal::NoVolume(path.clone()));
     let volume = inventory.volume(path).ok_or_else(none)?;
     let facts = Facts::of(volume);
+    changeable(path, &facts).map_err(volumes::Error::from)?;
     if facts.is_unfinished(volume.size) {
         return Err(PublishError::Unfinished(path.clone()));
     }
@@ -222,7 +224,11 @@ impl Volumes<Linux> {
     pub fn grow_published(self: &Arc<Self>, path: &VolumePath, target: &Path) -> Result<Bytes, PublishError> {
         let linux = self.runner();
         let inventory = self.inventory();
-        let size = inventory.volume(path).map_or(Bytes::ZERO, |volume| volume.size);
+        let volume = inventory.volume(path);
+        let size = volume.map_or(Bytes::ZERO, |volume| volume.size);
+        if let Some(volume) = volume {
+            changeable(path, &Facts::of(volume)).map_err(volumes::Error::from)?;
+        }
         let device = linux.device(&path.mapper_name()).map_err(system("looking at", target))?;
         let mounts = linux.mounts().map_err(system("listing mounts for", target))?;
         let mounted = mount::at(&mounts, target)
@@ -344,5 +350,43 @@ impl Volumes<Linux> {
             }
         }
         problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lvm::{Change, model};
+    use crate::names::LvName;
+    use crate::simulated::group;
+    use crate::units::Extents;
+
+    fn judged(tags: &[&str]) -> Result<Facts, PublishError> {
+        let mut group = group(&[100]);
+        let path = group.path(&LvName::parse("v").unwrap());
+        let (extents, options, on) = (Extents(4), Vec::new(), Vec::new());
+        let made = Change::CreateThick { path: path.clone(), extents, options, tags: Vec::new(), on };
+        model::apply(&mut group, &made).unwrap();
+        group.volumes.get_mut(&path.volume).unwrap().tags = tags.iter().map(ToString::to_string).collect();
+        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        publishable(&inventory, &path).map(|(_, facts)| facts)
+    }
+
+    #[test]
+    fn what_a_newer_version_made_is_not_published() {
+        let refused = judged(&["lvms.io/name=v", "lvms.io/used", "lvms.io/format=2"]);
+        let newer =
+            matches!(&refused, Err(PublishError::Volume(volumes::Error::Refused(Refusal::Newer { .. }))));
+        assert!(newer, "{refused:?}");
+        assert!(judged(&["lvms.io/name=v", "lvms.io/format=1"]).is_ok());
+    }
+
+    #[test]
+    fn what_is_not_finished_is_not_published_and_zeros_from_the_end_on_are_none() {
+        for tag in ["lvms.io/copying=vg#2fother", "lvms.io/zeroing=0", "lvms.io/zeroing=16777215"] {
+            assert!(matches!(judged(&[tag]), Err(PublishError::Unfinished(_))), "{tag}");
+        }
+        assert!(judged(&["lvms.io/zeroing=16777216"]).is_ok());
+        assert!(matches!(judged(&["lvms.io/snapshot"]), Err(PublishError::NotAVolume(_))));
     }
 }

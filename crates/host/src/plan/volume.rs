@@ -189,7 +189,8 @@ fn place(class: &DeviceClass) -> String {
     }
 }
 
-fn changeable(path: &VolumePath, facts: &Facts) -> Result<(), Refusal> {
+/// Whether this version knows all that is to be known of a volume: what a newer one made it does not change, show or copy.
+pub(crate) fn changeable(path: &VolumePath, facts: &Facts) -> Result<(), Refusal> {
     match facts.newer_format {
         Some(format) => Err(Refusal::Newer { path: path.clone(), format }),
         None => Ok(()),

@@ -1,6 +1,6 @@
 //! Snapshots, and the stores in which copy-on-write snapshots keep old blocks.
 
-use super::{done_by, place};
+use super::{changeable, done_by, place};
 use crate::desired::DeviceClass;
 use crate::facts::Facts;
 use crate::lvm::inventory::Kind;
@@ -28,6 +28,7 @@ pub fn snapshot(
         return if is_half_made(present) { done_by(Change::remove(path)) } else { Ok(Next::Done) };
     }
     let volume = group.volumes.get(&source.volume).ok_or_else(|| Refusal::NoSource(source.clone()))?;
+    changeable(source, &Facts::of(volume))?;
     if Facts::of(volume).is_unfinished(volume.size) {
         return Err(Refusal::BadSource { path: source.clone(), reason: "it is not finished itself" });
     }
@@ -94,9 +95,13 @@ pub fn extend_store(situation: Situation<'_>, snapshot: &VolumePath, enough: Byt
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::lvm::Inventory;
     use crate::lvm::inventory::Layout;
     use crate::simulated::group;
+    use crate::simulated::history::{Class, device_class};
 
     fn origin(extents: u64) -> Volume {
         Volume {
@@ -116,6 +121,21 @@ mod tests {
     fn a_store_has_room_for_every_block_of_a_small_origin_and_for_where_it_was() {
         for (extents, expected) in [(1, 2), (6, 7), (7, 8), (8, 8), (40, 8), (100, 20)] {
             assert_eq!(store(&group(&[200]), &origin(extents)), Extents(expected), "{extents} extents");
+        }
+    }
+
+    #[test]
+    fn no_snapshot_is_made_of_what_a_newer_version_made() {
+        for (tags, is_newer) in [(vec![], false), (vec!["lvms.io/format=2".to_owned()], true)] {
+            let mut group = group(&[200]);
+            let volume = Volume { tags, ..origin(10) };
+            let source = group.path(&volume.name);
+            group.volumes.insert(volume.name.clone(), volume);
+            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let situation = Situation { inventory: &inventory, pool: &|_| None };
+            let (class, name) = (device_class(Class::Linear), LvName::parse("s").unwrap());
+            let next = snapshot(situation, &class, &source, &name, &Facts::default());
+            assert_eq!(matches!(next, Err(Refusal::Newer { format: 2, .. })), is_newer, "{next:?}");
         }
     }
 }

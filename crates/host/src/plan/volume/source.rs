@@ -1,7 +1,7 @@
 //! What a volume is copied from: found, made readable for the copy, and what a given-up copy leaves.
 
-use super::Wish;
 use super::snapshot::{is_half_made, store};
+use super::{Wish, changeable};
 use crate::facts::Facts;
 use crate::lvm::inventory::Kind;
 use crate::lvm::{Change, Group, Volume};
@@ -46,6 +46,7 @@ impl<'a> Source<'a> {
         let group = situation.inventory.groups.get(&path.group).ok_or_else(missing)?;
         let volume = group.volumes.get(&path.volume).ok_or_else(missing)?;
         let bad = |reason| Refusal::BadSource { path: path.clone(), reason };
+        changeable(path, &Facts::of(volume))?;
         if Facts::of(volume).is_unfinished(volume.size) {
             return Err(bad("it is not finished itself"));
         }
