@@ -576,15 +576,19 @@ fn stacked_mounts_and_dead_disks_are_unpublished(lab: &Lab) -> Result {
     engine.unpublish("v", &at)?;
     engine.unpublish("v", &at)?;
     assert!(!at.exists());
-    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    let volume = make(&engine, "dead", false, Bytes::mib(320), false)?;
+    let at = publish(&engine, &volume, "dead", &filesystem(Filesystem::Xfs))?;
     fs::write(at.join("file"), "bytes")?;
     run("sync", ["--file-system", &at.to_string_lossy()])?;
     lab.fault(0, Fault::Error)?;
-    // Whoever looks gets an error; who only wants it gone gets that.
-    let _ = fs::write(at.join("file"), "lost");
-    let _ = run("sync", ["--file-system", &at.to_string_lossy()]);
-    engine.unpublish("v", &at)?;
-    assert!(!run("cat", ["/proc/mounts"])?.contains("vg-v"));
+    // An xfs that cannot write its journal is shut down, and whoever looks at the target gets an error.
+    fs::write(at.join("file"), "lost").ok();
+    fails("sync", ["--file-system", &at.to_string_lossy()])?;
+    let looked = lab.wait_for("the target to answer with an error", || fs::metadata(&at).err())?;
+    assert_eq!(looked.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()), "{looked}");
+    // Who only wants it gone gets that.
+    engine.unpublish("dead", &at)?;
+    assert!(!run("cat", ["/proc/mounts"])?.contains("vg-dead"));
     lab.fault(0, Fault::None)?;
     Ok(())
 }
