@@ -29,6 +29,9 @@ pub struct Facts {
     pub created: Option<u64>,
     /// Whether it was made for use without a filesystem: all its bytes are zero or its user's.
     pub block: bool,
+    /// Whether it was copied from a thick volume that was never zeroed: what none of its users has written may be
+    /// somebody else's.
+    pub former: bool,
     /// The identity that its filesystem has or is going to have.
     pub fsid: Option<Uuid>,
     /// Whether its bytes are somebody's: it is never formatted again.
@@ -64,6 +67,7 @@ impl Facts {
                 "source" => facts.source = unescape(value),
                 "created" => facts.created = value.parse().ok(),
                 "block" => facts.block = true,
+                "former" => facts.former = true,
                 "fsid" => facts.fsid = value.parse().ok(),
                 "used" => facts.used = true,
                 "fs" => facts.filesystem = unescape(value),
@@ -94,6 +98,7 @@ impl Facts {
             text(&self.source, "source"),
             self.created.map(|created| format!("created={created}")),
             flag(self.block, "block"),
+            flag(self.former, "former"),
             self.fsid.map(|fsid| format!("fsid={fsid}")),
             flag(self.used, "used"),
             text(&self.filesystem, "fs"),
@@ -179,13 +184,13 @@ mod tests {
             name in proptest::option::of("\\PC{1,60}"),
             source in proptest::option::of("[a-z0-9-]{1,60}"),
             zeroing in proptest::option::of(any::<u64>()),
-            flags in any::<[bool; 3]>(),
+            flags in any::<[bool; 4]>(),
             created in proptest::option::of(any::<u64>()),
         ) {
             let facts = Facts {
                 name, source, created,
                 zeroing: zeroing.map(Bytes),
-                snapshot: flags[0], block: flags[1], used: flags[2],
+                snapshot: flags[0], block: flags[1], used: flags[2], former: flags[3],
                 ..Facts::default()
             };
             let tags: Vec<String> = facts.tags().iter().map(ToString::to_string).collect();

@@ -102,6 +102,7 @@ fn begin(
     let path = wish.path();
     let mut facts = wish.facts.clone();
     if let Some(source) = source {
+        facts.former = source.has_former_bytes();
         if source.instant {
             if size > source.volume.size {
                 facts.copying = Some(source.path.to_string());
@@ -314,7 +315,9 @@ mod tests {
             vec![thick("origin", facts), Change::SnapshotThick { origin, name, store, chunk: None, tags }]
         };
         let made = |changes: &[Change], class, facts| next(with_pool("twi-a-tz--"), changes, class, facts);
+        let former = Facts { former: true, ..used.clone() };
         for changes in [
+            vec![thin("source", &former)],
             vec![thick("source", &named("source"))],
             vec![thick("source", &used)],
             vec![thick("source", &by_others)],
@@ -335,6 +338,36 @@ mod tests {
         ] {
             assert!(made(&changes, Class::Linear, block("copy")).is_ok(), "{changes:?}");
         }
+    }
+
+    #[test]
+    fn copies_of_what_was_never_zeroed_are_known_and_so_are_theirs() {
+        let former = |next: Result<Next, Refusal>| {
+            let Ok(Next::Do(step)) = next else { panic!("{next:?}") };
+            let Step::Change(
+                Change::CreateThin { tags, .. }
+                | Change::SnapshotThin { tags, .. }
+                | Change::CreateThick { tags, .. },
+            ) = *step
+            else {
+                panic!("{step:?}")
+            };
+            tags.iter().any(|tag| tag.as_str() == "lvms.io/former")
+        };
+        let made =
+            |changes: &[Change]| former(next(with_pool("twi-a-tz--"), changes, Class::Thin, named("copy")));
+        let readable = Change::SnapshotThick {
+            origin: path("source"),
+            name: temporary(&path("copy").volume).unwrap(),
+            store: Extents(4),
+            chunk: None,
+            tags: Facts { temporary: Some(path("copy").volume), ..Facts::default() }.tags(),
+        };
+        let block = Facts { block: true, ..named("source") };
+        assert!(made(&[thick("source", &named("source")), readable.clone()]));
+        assert!(!made(&[thick("source", &block), readable]));
+        assert!(made(&[thin("source", &Facts { former: true, ..named("source") })]));
+        assert!(!made(&[thin("source", &named("source"))]));
     }
 
     #[test]

@@ -32,6 +32,7 @@ pub fn snapshot(
     if Facts::of(volume).is_unfinished(volume.size) {
         return Err(Refusal::BadSource { path: source.clone(), reason: "it is not finished itself" });
     }
+    let facts = Facts { former: Facts::of(volume).former, ..facts.clone() };
     let (origin, name, tags) = (source.clone(), name.clone(), facts.tags());
     match &volume.kind {
         Kind::Thin { .. } => {

@@ -20,11 +20,12 @@ pub(super) fn temporary(target: &LvName) -> Option<LvName> {
 }
 
 /// Whether a volume has bytes that none of its users has written, and that a block device would show: a thick one that
-/// was made for a filesystem was never zeroed. Pools zero what they give; what somebody else made is as he made it.
+/// was made for a filesystem was never zeroed, and a copy has what its source has. Pools zero what they give; what
+/// somebody else made is as he made it.
 pub(crate) fn has_former_bytes(volume: &Volume) -> bool {
     let facts = Facts::of(volume);
     let for_filesystem = (facts.is_ours() || facts.filesystem.is_some()) && !facts.block;
-    for_filesystem && matches!(volume.kind, Kind::Thick(_))
+    facts.former || for_filesystem && matches!(volume.kind, Kind::Thick(_))
 }
 
 /// What a volume is copied from.
