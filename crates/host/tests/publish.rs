@@ -665,6 +665,6 @@ lab_test::main! {
     nothing_is_written_to_a_read_only_volume_that_was_not_unmounted: Needs::disks(1, 2 * GIB).guest(),
     what_is_ambivalent_is_neither_mounted_nor_formatted: Needs::disks(1, 2 * GIB).guest(),
     thick_snapshots_keep_their_moment_and_hold_their_origin: Needs::disks(1, 2 * GIB).guest(),
-    stacked_mounts_and_dead_disks_are_unpublished: Needs::disks(1, GIB).faults().guest(),
+    stacked_mounts_and_dead_disks_are_unpublished: Needs::disks(1, 2 * GIB).faults().guest(),
     a_full_pool_and_a_lost_disk_are_told: Needs::disks(1, GIB).hotplug().guest(),
 }
