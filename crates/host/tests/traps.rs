@@ -77,6 +77,19 @@ fn a_copy_onto_dirty_extents_writes_zeros_too(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_copy_into_a_pool_that_does_not_zero_writes_zeros_too(lab: &Lab) -> Result {
+    fill_with_former_bytes(lab)?;
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    let pool = "-qq -y --type thin-pool -n pool -L 600m --chunksize 8m -Zn vg";
+    run("lvcreate", words(pool))?;
+    let engine = open()?;
+    let origin = make(&engine, "origin", false, Bytes::mib(64), true)?;
+    run("sh", ["-c", "echo something | dd of=/dev/vg/origin bs=1M seek=32 conv=notrunc,fsync"])?;
+    make_from(&engine, "copy", true, Bytes::mib(64), true, Some(&origin))?;
+    run("cmp", ["/dev/vg/origin", "/dev/vg/copy"])?;
+    Ok(())
+}
+
 fn thin_snapshots_outlive_their_origin(lab: &Lab) -> Result {
     let engine = engine(lab)?;
     let origin = make(&engine, "origin", true, Bytes::mib(64), true)?;
@@ -242,6 +255,7 @@ lab_test::main! {
     a_volume_is_not_formatted_because_its_probe_failed: Needs::disks(1, GIB).faults().guest(),
     thin_clones_and_snapshots_have_no_activation_skip_flag: Needs::disks(1, GIB),
     a_copy_onto_dirty_extents_writes_zeros_too: Needs::disks(1, GIB).guest(),
+    a_copy_into_a_pool_that_does_not_zero_writes_zeros_too: Needs::disks(1, GIB).guest(),
     thin_snapshots_outlive_their_origin: Needs::disks(1, GIB).guest(),
     a_redundant_volume_is_refused_on_one_disk_and_never_made_without_redundancy: Needs::disks(1, GIB),
     capacity_counts_redundancy_and_stripes: Needs::disks(3, GIB).without_udev(),
