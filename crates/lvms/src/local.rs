@@ -7,6 +7,7 @@ use std::time::Instant;
 use lvms_csi::request::{How, Size};
 use lvms_csi::volumes::{Capacity, NewVolume, Snapshot, Source, Volume};
 use lvms_csi::{Error, Volumes};
+use lvms_host::desired::Desired;
 use lvms_host::filesystem::Filesystem;
 use lvms_host::mount::Flags;
 use lvms_host::runner::Linux;
@@ -114,8 +115,8 @@ impl Volumes for LocalVolumes {
             source,
             name: request.name,
         };
-        let made = self.host.make(new, Some(deadline)).await?;
-        Ok(volume(&self.host.engine, &self.node, &found(&made)))
+        let (made, node) = (self.host.make(new, Some(deadline)).await?, self.node.clone());
+        self.host.blocking(move |engine, _| Ok(volume(engine, &node, &found(&made)))).await
     }
 
     async fn delete(&self, id: &str, deadline: Instant) -> Result<(), Error> {
@@ -123,15 +124,22 @@ impl Volumes for LocalVolumes {
     }
 
     async fn get(&self, id: &str) -> Result<Volume, Error> {
-        let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
-        let found = named(&desired, &inventory, "volume_id", id, false)?;
-        Ok(volume(&self.host.engine, &self.node, &found))
+        let (id, node) = (id.to_owned(), self.node.clone());
+        let look = move |engine: &Arc<Engine<Linux>>, desired: &Desired| {
+            let inventory = engine.inventory();
+            Ok(volume(engine, &node, &named(desired, &inventory, "volume_id", &id, false)?))
+        };
+        self.host.blocking(look).await
     }
 
     async fn list(&self) -> Result<Vec<Volume>, Error> {
-        let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
-        let volumes = all(&desired, &inventory).filter(|found| !found.facts.snapshot);
-        Ok(volumes.map(|found| volume(&self.host.engine, &self.node, &found)).collect())
+        let node = self.node.clone();
+        let look = move |engine: &Arc<Engine<Linux>>, desired: &Desired| {
+            let inventory = engine.inventory();
+            let volumes = all(desired, &inventory).filter(|found| !found.facts.snapshot);
+            Ok(volumes.map(|found| volume(engine, &node, &found)).collect())
+        };
+        self.host.blocking(look).await
     }
 
     async fn grow(&self, id: &str, size: Size, deadline: Instant) -> Result<u64, Error> {
@@ -146,18 +154,21 @@ impl Volumes for LocalVolumes {
         if node.is_some_and(|node| node != self.node) {
             return Ok(Capacity { available: 0, largest: 0, least: LEAST_BLOCK.0 });
         }
-        let desired = self.host.configuration.desired();
-        let names = (parameter(parameters, DEVICE_CLASS), parameter(parameters, OPTION_CLASS));
-        let (class, options) = class(&desired, names.0, names.1)?;
-        // Whatever refuses a new volume means that there is none to be had.
-        let largest = self.host.engine.capacity(class, &options_for(class, options)).unwrap_or_default();
+        let named =
+            (parameter(parameters, DEVICE_CLASS).to_owned(), parameter(parameters, OPTION_CLASS).to_owned());
+        let look = move |engine: &Arc<Engine<Linux>>, desired: &Desired| {
+            let (class, options) = class(desired, &named.0, &named.1)?;
+            // Whatever refuses a new volume means that there is none to be had.
+            Ok(engine.capacity(class, &options_for(class, options)).unwrap_or_default())
+        };
+        let largest = self.host.blocking(look).await?;
         Ok(Capacity { available: largest.0, largest: largest.0, least: LEAST_BLOCK.0 })
     }
 
     async fn snapshot(&self, name: &str, source: &str, deadline: Instant) -> Result<Snapshot, Error> {
         let id = Uuid::new_v5(&SNAPSHOTS, name.as_bytes()).to_string();
         let made = self.host.take_snapshot(id, name.to_owned(), source.to_owned(), Some(deadline)).await?;
-        Ok(snapshot(&self.host.engine, &found(&made)))
+        self.host.blocking(move |engine, _| Ok(snapshot(engine, &found(&made)))).await
     }
 
     async fn delete_snapshot(&self, id: &str, deadline: Instant) -> Result<(), Error> {
@@ -165,8 +176,11 @@ impl Volumes for LocalVolumes {
     }
 
     async fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
-        let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
-        let snapshots = all(&desired, &inventory).filter(|found| found.facts.snapshot);
-        Ok(snapshots.map(|found| snapshot(&self.host.engine, &found)).collect())
+        let look = |engine: &Arc<Engine<Linux>>, desired: &Desired| {
+            let inventory = engine.inventory();
+            let snapshots = all(desired, &inventory).filter(|found| found.facts.snapshot);
+            Ok(snapshots.map(|found| snapshot(engine, &found)).collect())
+        };
+        self.host.blocking(look).await
     }
 }

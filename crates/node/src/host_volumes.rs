@@ -1,9 +1,7 @@
 //! The volumes of this host, whoever asks for them: made, copied, grown and removed by their ids, which are the names
 //! of their LVs.
 
-use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use lvms_csi::volumes::Source;
@@ -20,8 +18,10 @@ use lvms_host::volumes::Volumes as Engine;
 use tokio::sync::broadcast;
 use uuid::Uuid;
 
+use crate::asked::Asked;
 use crate::configuration::Configuration;
 use crate::known::{Found, class, class_of, find, left_for, named, options_for, unknown};
+use crate::published::Measured;
 use crate::status;
 
 /// So many volumes may be hidden before anybody looks.
@@ -33,8 +33,8 @@ pub struct HostVolumes {
     pub engine: Arc<Engine<Linux>>,
     /// What is offered.
     pub configuration: Arc<Configuration>,
-    /// Paths whose filesystems were asked how full they are and have not answered.
-    pub(crate) asked: Arc<Mutex<BTreeSet<PathBuf>>>,
+    /// Filesystems that were asked how full they are.
+    pub(crate) asked: Arc<Asked<Result<Measured, Error>>>,
     /// Volumes that were hidden: what could not be removed while it was used, perhaps can be now.
     pub(crate) hidden: broadcast::Sender<String>,
 }

@@ -2,7 +2,7 @@
 //!
 //! - [`configuration`]: lvmd.yaml, followed while we run.
 //! - [`host_volumes`]: the volumes of this host, whoever asks for them; [`known`]: which these are.
-//! - [`published`]: the same volumes, made visible on this node.
+//! - [`published`]: the same volumes, made visible on this node; `asked`: what a dead disk may never answer.
 //! - [`status`]: what goes wrong on the host, told to whoever asked.
 //! - [`telemetry`], [`metrics`]: how calls are told, and counted.
 //!
@@ -14,6 +14,7 @@
 //! - [`volumes`]: LogicalVolume objects of this node become LVs.
 //! - [`report`]: what this node has, as an LVMNode.
 
+mod asked;
 pub mod configuration;
 pub mod host_volumes;
 pub mod known;

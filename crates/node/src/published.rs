@@ -1,18 +1,20 @@
 //! Volumes are made visible on this node, measured, grown and hidden again. Nothing of this needs the cluster.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lvms_csi::request::{How, Mode};
 use lvms_csi::volumes::{Condition, NodeVolumes, Publish, Stats};
 use lvms_csi::{Error, Kind};
+use lvms_host::desired::Desired;
 use lvms_host::filesystem::Filesystem;
 use lvms_host::names::VolumePath;
 use lvms_host::publish::Access;
 use lvms_host::runner::Linux;
 use lvms_host::volumes::Volumes as Engine;
 
+use crate::asked::NoAnswer;
 use crate::host_volumes::HostVolumes;
 use crate::known::named;
 use crate::status;
@@ -70,11 +72,14 @@ impl NodeVolumes for HostVolumes {
     }
 
     async fn stats(&self, id: &str, path: PathBuf) -> Result<Stats, Error> {
-        let desired = self.configuration.desired();
-        let inventory = self.engine.inventory();
-        let found = named(&desired, &inventory, "volume_id", id, false)?;
-        let condition = told(self.engine.condition(&found.path));
-        match self.measure(found.path, path).await {
+        let id = id.to_owned();
+        let look = move |engine: &Arc<Engine<Linux>>, desired: &Desired| {
+            let found = named(desired, &engine.inventory(), "volume_id", &id, false)?.path;
+            let condition = told(engine.condition(&found));
+            Ok((found, condition))
+        };
+        let (volume, condition) = self.blocking(look).await?;
+        match self.measure(volume, path).await {
             Ok((bytes, inodes)) => Ok(Stats { bytes: Some(bytes), inodes, condition }),
             // That something is wrong with it is told though, and perhaps because, it cannot be measured.
             Err(error) if condition.abnormal && error.kind != Kind::NotFound => {
@@ -102,6 +107,7 @@ impl NodeVolumes for HostVolumes {
         })
         .await
     }
+
     async fn size(&self, id: &str) -> Result<u64, Error> {
         let (inventory, desired) = (self.engine.inventory(), self.configuration.desired());
         Ok(named(&desired, &inventory, "volume_id", id, false)?.volume.size.0)
@@ -111,32 +117,25 @@ impl NodeVolumes for HostVolumes {
 impl HostVolumes {
     /// How full what is published is, if its filesystem answers.
     async fn measure(&self, volume: VolumePath, path: PathBuf) -> Result<Measured, Error> {
-        let not_answering = || {
-            let message = format!("volume_path: the filesystem on {} does not answer", path.display());
-            Error::new(Kind::Unavailable, message)
+        let (engine, question) = (Arc::clone(&self.engine), (volume.clone(), path.clone()));
+        let place = path.clone();
+        let measure = move || {
+            let measure = || usage(&engine, &volume, &engine.runner().real_place(&place));
+            engine.runner().together(measure).unwrap_or_else(|error| Err(internal(&error)))
         };
-        if !lock(&self.asked).insert(path.clone()) {
-            return Err(not_answering());
-        }
-        let (asked, place) = (Arc::clone(&self.asked), path.clone());
-        let task = self.blocking(move |engine, _| {
-            let usage = usage(engine, &volume, &engine.runner().real_place(&place));
-            lock(&asked).remove(&place);
-            usage
-        });
-        tokio::time::timeout(STATS_LIMIT, task).await.unwrap_or_else(|_| Err(not_answering()))
+        self.asked.ask(question, STATS_LIMIT, measure).await.unwrap_or_else(|NoAnswer| {
+            let message = format!("volume_path: the filesystem on {} does not answer", path.display());
+            Err(Error::new(Kind::Unavailable, message))
+        })
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn internal(error: &std::io::Error) -> Error {
     Error::new(Kind::Internal, error.to_string())
 }
 
-type Measured = ((u64, Option<(u64, u64)>), Option<(u64, u64, u64)>);
+/// Bytes, and inodes where the filesystem counts them.
+pub(crate) type Measured = ((u64, Option<(u64, u64)>), Option<(u64, u64, u64)>);
 
 fn usage(engine: &Arc<Engine<Linux>>, volume: &VolumePath, path: &Path) -> Result<Measured, Error> {
     let linux = engine.runner();

@@ -1,0 +1,168 @@
+//! Calls that wait for what does not answer, and all others, which are answered meanwhile.
+
+mod driver;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use driver::{Driver, MIB, refused};
+use lab_csi::{Access, Client, Code, Status, proto};
+use lab_test::{Fault, GIB, Lab, Needs, Result, run};
+
+const EXT4: Access = Access::Filesystem("ext4");
+
+const CLASSES: &str = "
+  - {name: a, volume-group: a, spare-gb: 0, default: true}
+  - {name: b, volume-group: b, spare-gb: 0}
+lvcreate-option-classes:
+  - {name: wide, options: [--stripes=2]}
+";
+
+/// Stands for lvm2's program. While there is a file `hold`, a command that makes a volume in `a` waits.
+const LVM: &str = r#"#!/bin/sh
+case "$*" in
+lvcreate*' a')
+    while [ -e /run/test/hold ]; do touch /run/test/held; sleep 0.1; done;;
+esac
+exec /sbin/lvm "$@"
+"#;
+
+const FIGURES: &str = "127.0.0.1:9809";
+
+fn is_healthy() -> Result<bool> {
+    let mut connection = TcpStream::connect(FIGURES)?;
+    write!(connection, "GET /healthz HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer)?;
+    Ok(answer.contains("200 OK"))
+}
+
+/// What can be had on several disks at once.
+fn capacity_over_disks(client: &Client) -> std::result::Result<i64, Status> {
+    let parameters = [("topolvm.io/device-class", "a"), ("topolvm.io/lvcreate-option-class", "wide")];
+    let parameters = parameters.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let request = proto::GetCapacityRequest { parameters: HashMap::from(parameters), ..Default::default() };
+    Ok(client.controller(async |mut controller| controller.get_capacity(request).await)?.available_capacity)
+}
+
+fn a_look_that_waits_for_a_command_lets_all_other_calls_be_answered(lab: &Lab) -> Result {
+    run("vgcreate", ["a", lab.disk(0), lab.disk(1)])?;
+    run("vgcreate", ["b", lab.disk(2)])?;
+    let lvm = lab.state().join("lvm");
+    fs::write(&lvm, LVM)?;
+    fs::set_permissions(&lvm, fs::Permissions::from_mode(0o755))?;
+    let lvm = lvm.to_string_lossy();
+    let driver = Driver::start(lab, CLASSES, &["--lvm-path", &lvm, "--metrics-bind-address", FIGURES])?;
+    let (client, making, looking) = (&driver.client, driver.connect()?, driver.connect()?);
+    // Where LVM has put it is not known, and must be before several disks can be filled.
+    let first = client.create("first", "a", 64 * MIB, EXT4, None)?.volume_id;
+    fs::write("/run/test/hold", "")?;
+    std::thread::scope(|scope| -> Result {
+        let made = scope.spawn(|| making.create("held", "a", 64 * MIB, EXT4, None));
+        let others = || -> Result {
+            lab.wait_for("the command to hang", || Path::new("/run/test/held").exists().then_some(()))?;
+            let capacity = scope.spawn(|| capacity_over_disks(&looking));
+            for _ in 0..2 {
+                client.delete(&client.create("beside", "b", 8 * MIB, EXT4, None)?.volume_id)?;
+                assert!(client.capacity("b")? > 0 && is_healthy()?);
+                client.controller(async |mut controller| {
+                    controller.list_volumes(proto::ListVolumesRequest::default()).await
+                })?;
+            }
+            assert!(!capacity.is_finished(), "it has not waited for the command");
+            fs::remove_file("/run/test/hold")?;
+            assert!(capacity.join().map_err(|_| "the look panicked")?? > 0);
+            Ok(())
+        };
+        let went = others();
+        let _ = fs::remove_file("/run/test/hold");
+        client.delete(&made.join().map_err(|_| "the call panicked")??.volume_id)?;
+        went
+    })?;
+    client.delete(&first)?;
+    Ok(())
+}
+
+/// More than there are threads for calls.
+const MANY: usize = 80;
+
+/// How full a volume is at each of these paths, asked at once.
+fn stats(
+    driver: &Driver,
+    id: &str,
+    paths: &[PathBuf],
+) -> Result<Vec<std::result::Result<proto::NodeGetVolumeStatsResponse, Status>>> {
+    let clients = paths.iter().map(|_| driver.connect()).collect::<Result<Vec<_>>>()?;
+    std::thread::scope(|scope| {
+        let ask = |(client, path): (Client, PathBuf)| scope.spawn(move || client.stats(id, &path));
+        let calls: Vec<_> = clients.into_iter().zip(paths.iter().cloned()).map(ask).collect();
+        calls.into_iter().map(|call| Ok(call.join().map_err(|_| "a call panicked")?)).collect()
+    })
+}
+
+fn filesystems_that_do_not_answer_hold_no_other_volume_up(lab: &Lab) -> Result {
+    run("vgcreate", ["a", lab.disk(0)])?;
+    run("vgcreate", ["b", lab.disk(1)])?;
+    let driver = Driver::start(lab, CLASSES, &["--metrics-bind-address", FIGURES])?;
+    let client = &driver.client;
+    let (dead, well) = (lab.state().join("dead"), lab.state().join("well"));
+    let in_a = client.create("in a", "a", 64 * MIB, EXT4, None)?.volume_id;
+    let in_b = client.create("in b", "b", 64 * MIB, EXT4, None)?.volume_id;
+    client.publish(&in_b, &well, EXT4)?;
+    // A path that leads through a disk that LVM does not read: to follow it is to wait.
+    fs::create_dir(&dead)?;
+    let mount = [lab.disk(2), &dead.to_string_lossy()];
+    run("mkfs.ext4", ["-q", lab.disk(2)])?;
+    run("mount", mount)?;
+    fs::create_dir(dead.join("cold"))?;
+    run("umount", [lab.disk(2)])?;
+    run("mount", mount)?;
+    fs::write("/proc/sys/vm/drop_caches", "3")?;
+    lab.fault(2, Fault::Delay { milliseconds: 3_600_000 })?;
+    let paths: Vec<PathBuf> = (0..MANY).map(|number| dead.join(format!("cold/{number}/volume"))).collect();
+    let went = std::thread::scope(|scope| -> Result {
+        let waiting = scope.spawn(|| stats(&driver, &in_a, &paths));
+        let others = || -> Result {
+            for _ in 0..2 {
+                for answer in stats(&driver, &in_b, &vec![well.clone(); 8])? {
+                    assert!(!answer?.usage.is_empty());
+                }
+                client.delete(&client.create("beside", "b", 8 * MIB, EXT4, None)?.volume_id)?;
+                assert!(is_healthy()?);
+            }
+            for answer in waiting.join().map_err(|_| "the calls panicked")?? {
+                refused(answer, Code::Unavailable, &["volume_path", "does not answer"]);
+            }
+            // Their threads still wait: the other group's volumes are measured, and made, as before.
+            client.delete(&client.create("beside", "b", 8 * MIB, EXT4, None)?.volume_id)?;
+            assert!(!client.stats(&in_b, &well)?.usage.is_empty());
+            let status = fs::read_to_string(format!("/proc/{}/status", driver.running.process.id()))?;
+            let threads =
+                status.lines().find_map(|line| line.strip_prefix("Threads:")).ok_or("no threads")?;
+            assert!(threads.trim().parse::<usize>()? < MANY, "each of them has kept a thread: {threads}");
+            Ok(())
+        };
+        let went = others();
+        // Whoever waits would keep the driver from ending.
+        lab.fault(2, Fault::None)?;
+        went
+    });
+    went?;
+    let there = lab.state().join("there");
+    client.publish(&in_a, &there, EXT4)?;
+    lab.wait_for("the group to be measured again", || client.stats(&in_a, &there).ok())?;
+    refused(client.stats(&in_a, &paths[0]), Code::NotFound, &["not published"]);
+    client.unpublish(&in_a, &there)?;
+    client.unpublish(&in_b, &well)?;
+    run("umount", [lab.disk(2)])?;
+    Ok(())
+}
+
+lab_test::main! {
+    a_look_that_waits_for_a_command_lets_all_other_calls_be_answered: Needs::disks(3, GIB / 2).guest(),
+    filesystems_that_do_not_answer_hold_no_other_volume_up: Needs::disks(3, GIB / 2).faults().devices_file().guest(),
+}
