@@ -143,7 +143,8 @@ impl Volumes for LocalVolumes {
     }
 
     async fn grow(&self, id: &str, size: Size, deadline: Instant) -> Result<u64, Error> {
-        Ok(self.host.enlarge(id, Bytes(size.required), Some(deadline)).await?.0)
+        let limit = size.limit.map(Bytes);
+        Ok(self.host.enlarge(id, Bytes(size.required), limit, Some(deadline)).await?.0)
     }
 
     async fn capacity(

@@ -10,7 +10,9 @@ use lvms_host::desired::Desired;
 use lvms_host::dm::Cow;
 use lvms_host::facts::Facts;
 use lvms_host::lvm::inventory;
+use lvms_host::lvm::shape::Shape;
 use lvms_host::names::{LvName, VolumePath};
+use lvms_host::plan::Refusal;
 use lvms_host::plan::volume::{Wish, is_half_made};
 use lvms_host::runner::{Linux, Runner};
 use lvms_host::units::Bytes;
@@ -82,6 +84,25 @@ impl Present {
 pub fn is_ready(engine: &Arc<Engine<Linux>>, found: &Found<'_>) -> bool {
     let overflowed = matches!(engine.runner().cow(&found.path), Ok(Some(Cow::Invalid)));
     !overflowed && !found.volume.has_overflowed() && !is_half_made(found.volume)
+}
+
+/// Whether a volume that has at least this size, in whole extents of all its stripes, is within a limit.
+fn is_within(
+    volume: &inventory::Volume,
+    extent: Bytes,
+    size: Bytes,
+    limit: Option<Bytes>,
+) -> Result<(), Error> {
+    let shape = if let inventory::Kind::Thick(layout) = &volume.kind {
+        Shape::of_layout(layout)
+    } else {
+        Shape::LINEAR
+    };
+    let size = shape.round_up(size.in_extents(extent)).bytes(extent).max(volume.size);
+    match limit.filter(|limit| size > *limit) {
+        Some(limit) => Err(status::of_volumes(&Refusal::AboveLimit { size, limit }.into())),
+        None => Ok(()),
+    }
 }
 
 impl HostVolumes {
@@ -209,13 +230,21 @@ impl HostVolumes {
         .await
     }
 
-    /// Grows a volume to at least this size. Returns its size.
-    pub async fn enlarge(&self, id: &str, size: Bytes, deadline: Option<Instant>) -> Result<Bytes, Error> {
+    /// Grows a volume to at least this size, and not beyond a limit. Returns its size.
+    pub async fn enlarge(
+        &self,
+        id: &str,
+        size: Bytes,
+        limit: Option<Bytes>,
+        deadline: Option<Instant>,
+    ) -> Result<Bytes, Error> {
         let id = id.to_owned();
         self.blocking(move |engine, desired| {
             let inventory = engine.inventory();
             let found = named(desired, &inventory, "volume_id", &id, false)?;
             let class = class_of(desired, &found)?;
+            let extent = inventory.groups.get(&found.path.group).map_or(Bytes(1), |group| group.extent);
+            is_within(found.volume, extent, size, limit)?;
             let grown = engine.grow(class, &found.path, size, deadline);
             let grown = grown.map_err(|error| status::of_growth(&error))?;
             Ok(grown.size)
@@ -244,5 +273,49 @@ impl HostVolumes {
             engine.remove(&found.path, deadline).map_err(|error| status::of_volumes(&error))
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lvms_host::lvm::inventory::{Kind as Made, Layout};
+
+    fn volume(kind: Made, size: Bytes) -> inventory::Volume {
+        inventory::Volume {
+            name: LvName::parse("v").unwrap(),
+            uuid: String::new(),
+            kind,
+            size,
+            tags: Vec::new(),
+            attributes: String::new(),
+            active: true,
+            synced: None,
+            areas: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_limit_holds_for_the_size_in_whole_extents() {
+        let layout = |stripes| Layout { segment: "striped".to_owned(), stripes, copies: 1 };
+        let thin = Made::Thin { pool: LvName::parse("p").unwrap(), origin: None };
+        for (kind, has, wanted, limit, fits) in [
+            (Made::Thick(layout(1)), 8, 33, 36, true),
+            (Made::Thick(layout(1)), 8, 33, 35, false),
+            (Made::Thick(layout(3)), 12, 33, 36, true),
+            (Made::Thick(layout(3)), 12, 37, 47, false),
+            (thin, 8, 33, 35, false),
+            // It is larger already.
+            (Made::Thick(layout(1)), 64, 33, 36, false),
+        ] {
+            let (volume, limit) = (volume(kind.clone(), Bytes::mib(has)), Some(Bytes::mib(limit)));
+            let answer = is_within(&volume, Bytes::mib(4), Bytes::mib(wanted), limit);
+            assert_eq!(answer.is_ok(), fits, "{kind:?} {wanted} {limit:?}");
+            if let Err(error) = answer {
+                assert_eq!(error.kind, Kind::OutOfRange);
+                assert!(error.message.starts_with("capacity_range.limit_bytes: "), "{error}");
+            }
+            assert!(is_within(&volume, Bytes::mib(4), Bytes::mib(wanted), None).is_ok());
+        }
     }
 }

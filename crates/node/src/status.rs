@@ -16,7 +16,10 @@ pub fn of_volumes(error: &volumes::Error) -> Error {
         volumes::Error::NoTurn(reason) => of_no_turn(reason),
         volumes::Error::Bytes { .. } | volumes::Error::Endless(_) => Kind::Internal,
     };
-    Error::new(kind, causes::told(error))
+    let told = causes::told(error);
+    // Only this one is about a field of every request that can meet it.
+    let is_limit = matches!(error, volumes::Error::Refused(Refusal::AboveLimit { .. }));
+    Error::new(kind, if is_limit { format!("capacity_range.limit_bytes: {told}") } else { told })
 }
 
 /// Too little room for a growth is told as out of range: the user may then ask for less.

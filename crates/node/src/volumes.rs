@@ -196,7 +196,8 @@ impl Volumes {
             Act::Grow(size) => {
                 let id = object.volume_id().unwrap_or_default().to_owned();
                 let (host, grown) = (Arc::clone(&self.host), id.clone());
-                let size = self.alone(&id, async move { host.enlarge(&grown, size, None).await }).await?;
+                let size =
+                    self.alone(&id, async move { host.enlarge(&grown, size, None, None).await }).await?;
                 tracing::info!(
                     volume = object.name(),
                     claim = object.annotation(CLAIM),
