@@ -249,12 +249,16 @@ impl<R: Runner> Volumes<R> {
 
     /// The largest new volume that a class admits; nothing whenever one would be refused.
     pub fn capacity(&self, class: &DeviceClass, options: &[String]) -> Result<Bytes, Refusal> {
+        if self.queue(&class.group).stuck().is_some() {
+            return Ok(Bytes::ZERO);
+        }
         let mut inventory = self.inventory();
         // Where LVM has put what was made last is known only from LVM, and matters only to what lies on several disks.
         let unplaced = inventory.groups.get(&class.group).is_some_and(|group| !group.placed);
         if unplaced && Shape::of_options(options).disks > 1 {
             if let Err(error) = self.look_for_places(&class.group) {
                 tracing::warn!(group = %class.group, %error, "a volume group cannot be looked at");
+                return Ok(Bytes::ZERO);
             }
             inventory = self.inventory();
         }

@@ -94,6 +94,7 @@ fn a_command_that_hangs_before_it_begins_is_told_and_others_go_on(lab: &Lab) -> 
     let pid = fs::read_to_string("/run/test/held")?.trim().to_owned();
     assert!(told.contains(&format!("process {pid} ")) && told.contains(&format!("`kill {pid}`")), "{told}");
     assert!(is_stuck("a")?);
+    assert_eq!(client.capacity("a")?, 0);
     // Told at once to whoever comes, and seen in the condition of what is there.
     refused(make(client, "next", "a"), Code::Unavailable, &[&format!("process {pid} ")]);
     refused(client.delete(&there), Code::Unavailable, &[&format!("process {pid} ")]);
@@ -103,6 +104,7 @@ fn a_command_that_hangs_before_it_begins_is_told_and_others_go_on(lab: &Lab) -> 
     others_go_on(client)?;
     fs::remove_file("/run/test/hold")?;
     lab.wait_for("the group to go on", || (!is_stuck("a").ok()?).then_some(()))?;
+    assert!(client.capacity("a")? > 0);
     // It was never killed: what it was to make is there.
     assert!(run("lvs", ["--noheadings", "-o", "lv_tags", "a"])?.contains("lvms.io/name=held"));
     client.delete(&create()?)?;

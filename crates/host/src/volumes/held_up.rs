@@ -48,3 +48,25 @@ impl<R: Runner> Volumes<R> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulated::history::{Class, device_class};
+    use crate::simulated::{Simulated, group};
+    use crate::units::Bytes;
+
+    #[test]
+    fn a_group_that_is_held_up_has_no_capacity() {
+        let volumes = Volumes::open(Arc::new(Simulated::new(group(&[100, 100]))), &[]).unwrap();
+        let class = device_class(Class::Linear);
+        let capacity = || volumes.capacity(&class, &class.options).unwrap();
+        let before = capacity();
+        assert!(before > Bytes::ZERO);
+        let queue = volumes.queue(&class.group);
+        queue.stop(Stuck { pid: 7, program: "lvm lvcreate".into(), suspended: Vec::new() });
+        assert_eq!(capacity(), Bytes::ZERO);
+        queue.go_on();
+        assert_eq!(capacity(), before);
+    }
+}
