@@ -380,31 +380,6 @@ fn a_volume_deleted_while_it_is_made_leaves_nothing(lab: &Lab) -> Result {
     Ok(())
 }
 
-fn check_tells_what_is_wrong_with_file_and_host(lab: &Lab) -> Result {
-    run("vgcreate", ["vg", lab.disk(0)])?;
-    let check = |text: &str| -> Result<(bool, String)> {
-        fs::write(CONFIGURATION, text)?;
-        let output = Command::new(PROGRAM).args(["check", CONFIGURATION]).output()?;
-        Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
-    };
-    let (good, said) = check("device-classes: [{name: a, volume-group: vg, spare-gb: 0}]")?;
-    assert!(good && said.contains("class a: has room for a volume of 1020 MiB"), "{said}");
-    let (good, said) = check("device-classes: [{name: a, volume-group: none}]")?;
-    assert!(!good && said.contains("error    class a: there is no volume group none"), "{said}");
-    let (good, said) = check(
-        "device-classes: [{name: a, volume-group: vg, type: thin, thin-pool: {name: p, overprovision-ratio: 1}}]",
-    )?;
-    assert!(!good && said.contains("there is no thin pool vg/p"), "{said}");
-    let (good, said) = check("device-classes: [{name: -, volume-group: 'a b', strip: 2}]")?;
-    assert!(!good && said.contains("line 1"), "{said}");
-    let (good, said) = check("device-classes: [{name: a, volume-group: vg, strip: 2}]")?;
-    assert!(good && said.contains("warning  configuration") && said.contains("strip"), "{said}");
-    let json = Command::new(PROGRAM).args(["check", "-o", "json", CONFIGURATION]).output()?;
-    let json: serde_json::Value = serde_json::from_slice(&json.stdout)?;
-    assert_eq!(json[0]["verdict"], "ok");
-    Ok(())
-}
-
 lab_test::main! {
     wrong_requests_get_the_right_code_name_the_field_and_change_nothing: Needs::disks(1, GIB).guest(),
     names_of_every_kind_come_back_as_they_were: Needs::disks(1, GIB).guest(),
@@ -413,5 +388,4 @@ lab_test::main! {
     a_changed_configuration_takes_effect_and_a_wrong_one_is_told: Needs::disks(1, GIB).guest(),
     a_second_driver_is_refused_and_an_ended_one_leaves_nothing_half_done: Needs::disks(1, GIB).guest(),
     a_volume_deleted_while_it_is_made_leaves_nothing: Needs::disks(1, GIB).guest(),
-    check_tells_what_is_wrong_with_file_and_host: Needs::disks(1, GIB).guest(),
 }

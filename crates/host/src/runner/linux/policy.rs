@@ -54,10 +54,18 @@ impl Linux {
 
     /// The host's own settings, as lvm2 prints them; `None` if it does not know one of them.
     fn settings<const N: usize>(&self, keys: [&str; N]) -> Result<Option<String>, ProcessError> {
-        let words = ["lvmconfig", "--typeconfig", "full"].into_iter().chain(keys).map(str::to_owned);
-        let words: Vec<String> = words.collect();
+        let words: Vec<&str> = ["lvmconfig", "--typeconfig", "full"].into_iter().chain(keys).collect();
+        match self.ask_lvm(&words) {
+            Err(ProcessError::Failed { .. }) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    /// What lvm2 prints for these words, under the host's own configuration.
+    pub fn ask_lvm(&self, words: &[&str]) -> Result<String, ProcessError> {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
         let (processes, program) = self.lvm_program(&words, Intent::Looks, Path::new(THEIRS));
-        Ok(processes.run(&program)?.success(&program).ok().map(|finished| finished.text()))
+        Ok(processes.run(&program)?.success(&program)?.text())
     }
 
     /// Where LVM's locks are.
