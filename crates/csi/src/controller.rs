@@ -14,7 +14,7 @@ use crate::proto::controller_service_capability::{self, Type};
 use crate::proto::validate_volume_capabilities_response::Confirmed;
 use crate::proto::volume_content_source::{self as content, Type as ContentType};
 use crate::proto::{self, controller_server};
-use crate::request::{Access, How, Size, about, given, id};
+use crate::request::{Access, How, Size, about, called, given, id};
 use crate::volumes::{NewVolume, Snapshot, Source, Volume, Volumes};
 
 /// The Controller service.
@@ -67,6 +67,11 @@ impl<V: Volumes> Controller<V> {
         }
     }
 
+    /// Whether these ways of access are granted.
+    fn granted(&self, capabilities: &[proto::VolumeCapability]) -> Result<(), Error> {
+        self.volumes.supports(&Access::parse_all("volume_capabilities", capabilities)?)
+    }
+
     /// The nodes that a volume may be on, the best first; none if any will do.
     fn nodes(&self, requirement: Option<&proto::TopologyRequirement>) -> Result<Vec<String>, Error> {
         let Some(requirement) = requirement else { return Ok(Vec::new()) };
@@ -85,12 +90,17 @@ impl<V: Volumes> Controller<V> {
     }
 }
 
-/// Names longer than the specification allows, or with characters that it forbids.
+/// A name that is no longer than the specification allows, without characters that it bans: those that control, but
+/// for white space.
 fn checked_name(name: &str) -> Result<&str, Error> {
     given("name", name)?;
     if name.len() > LONGEST_NAME {
         let problem = format!("has {} bytes, at most {LONGEST_NAME} are allowed", name.len());
         return Err(Error::invalid("name", problem));
+    }
+    let is_banned = |character: &char| character.is_control() && !matches!(character, '\t' | '\n' | '\r');
+    if let Some(banned) = name.chars().find(is_banned) {
+        return Err(Error::invalid("name", format!("has the character {banned:?}, which is not allowed")));
     }
     Ok(name)
 }
@@ -134,7 +144,9 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
         let deadline = deadline(request.metadata());
         let request = request.into_inner();
         let name = checked_name(&request.name)?.to_owned();
-        about(&name);
+        let id = self.volumes.id(&name);
+        about(&id);
+        called(&name);
         let mut access = Access::parse_all("volume_capabilities", &request.volume_capabilities)?;
         if let Some(default) = request.parameters.get("csi.storage.k8s.io/fstype") {
             for access in &mut access {
@@ -150,7 +162,7 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
         let nodes = self.nodes(request.accessibility_requirements.as_ref())?;
         let source = source(request.volume_content_source.as_ref())?;
         let parameters = request.parameters.into_iter().collect();
-        let held = self.locks.hold(&self.volumes.id(&name), deadline).await?;
+        let held = self.locks.hold(&id, deadline).await?;
         let new = NewVolume { name, size, access, parameters, source, nodes };
         let volumes = Arc::clone(&self.volumes);
         let volume = held.to_the_end(async move { volumes.create(new, deadline).await }).await?;
@@ -194,8 +206,8 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
             );
         }
         self.volumes.get(id).await?;
-        let answer = match Access::parse_all("volume_capabilities", &request.volume_capabilities) {
-            Ok(_) => proto::ValidateVolumeCapabilitiesResponse {
+        let answer = match self.granted(&request.volume_capabilities) {
+            Ok(()) => proto::ValidateVolumeCapabilitiesResponse {
                 confirmed: Some(Confirmed {
                     volume_context: request.volume_context,
                     volume_capabilities: request.volume_capabilities,
@@ -247,9 +259,7 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
             return Ok(Response::new(nothing));
         }
         // A way of access that is never granted has no capacity.
-        if !request.volume_capabilities.is_empty()
-            && Access::parse_all("volume_capabilities", &request.volume_capabilities).is_err()
-        {
+        if !request.volume_capabilities.is_empty() && self.granted(&request.volume_capabilities).is_err() {
             return Ok(Response::new(nothing));
         }
         let capacity = self
@@ -282,6 +292,7 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
         let request = request.into_inner();
         let source = id("source_volume_id", &request.source_volume_id)?;
         let name = checked_name(&request.name)?;
+        called(name);
         let (name, source) = (name.to_owned(), source.to_owned());
         let (held, volumes) = (self.locks.hold(&source, deadline).await?, Arc::clone(&self.volumes));
         let made = held.to_the_end(async move { volumes.snapshot(&name, &source, deadline).await }).await?;
@@ -335,8 +346,12 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
         let deadline = deadline(request.metadata());
         let request = request.into_inner();
         let id = id("volume_id", &request.volume_id)?;
-        if request.capacity_range.is_none() {
-            return Err(Error::invalid("capacity_range", "is missing").into());
+        match request.capacity_range {
+            None => return Err(Error::invalid("capacity_range", "is missing").into()),
+            Some(proto::CapacityRange { required_bytes: 0, limit_bytes: 0 }) => {
+                return Err(Error::invalid("capacity_range.required_bytes", "is missing").into());
+            }
+            Some(_) => {}
         }
         let size = Size::parse(request.capacity_range.as_ref(), 0)?;
         let access = request
@@ -376,4 +391,22 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
 
 pub(crate) fn condition(condition: &crate::volumes::Condition) -> proto::VolumeCondition {
     proto::VolumeCondition { abnormal: condition.abnormal, message: condition.message.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_what_the_specification_allows() {
+        for good in ["a", "with space", "tab\tline\nreturn\r", "ünïcödé 日本 🦀", &"x".repeat(128)] {
+            assert_eq!(checked_name(good), Ok(good));
+        }
+        for bad in
+            ["", &"x".repeat(129), "nul\0", "bell\u{7}", "\u{b}", "\u{1f}", "\u{7f}", "\u{80}", "\u{9f}"]
+        {
+            let error = checked_name(bad).unwrap_err();
+            assert!(error.kind == Kind::Invalid && error.message.starts_with("name: "), "{bad:?}: {error}");
+        }
+    }
 }

@@ -146,6 +146,11 @@ pub(crate) fn about(id: &str) {
     tracing::Span::current().record("volume", id);
 }
 
+/// The name that a caller gives to what it asks for, in the call's log lines.
+pub(crate) fn called(name: &str) {
+    tracing::Span::current().record("name", name);
+}
+
 /// The volume or snapshot that a call names.
 pub(crate) fn id<'a>(field: &str, value: &'a str) -> Result<&'a str, Error> {
     about(value);

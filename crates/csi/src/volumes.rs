@@ -13,6 +13,11 @@ pub trait Volumes: Send + Sync + 'static {
     /// The id that a volume of this name has, or will have.
     fn id(&self, name: &str) -> String;
 
+    /// Whether volumes can be used in all these ways; the mistake names its field.
+    fn supports(&self, _access: &[Access]) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Makes a volume, or finds the one that the same request has made.
     fn create(
         &self,

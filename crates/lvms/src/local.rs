@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use lvms_csi::request::{How, Size};
+use lvms_csi::request::{Access, How, Size};
 use lvms_csi::volumes::{Capacity, NewVolume, Snapshot, Source, Volume};
 use lvms_csi::{Error, Volumes};
 use lvms_host::desired::Desired;
@@ -33,7 +33,7 @@ pub(crate) struct LocalVolumes {
 }
 
 /// The least size of a volume for a way of access, as TopoLVM has it.
-pub(crate) fn least(access: &lvms_csi::request::Access) -> u64 {
+pub(crate) fn least(access: &Access) -> u64 {
     match &access.how {
         How::Block => LEAST_BLOCK.0,
         How::Filesystem { kind, .. } => Filesystem::named(kind).map_or(0, |kind| kind.least().0),
@@ -72,27 +72,28 @@ fn found(present: &Present) -> Found<'_> {
     Found { path: present.path.clone(), volume: &present.volume, facts: present.facts() }
 }
 
-/// Checks what a volume is to be used for, and says whether as a block device.
-fn is_for_block(request: &NewVolume) -> Result<bool, Error> {
-    for (position, access) in request.access.iter().enumerate() {
-        let How::Filesystem { kind, flags } = &access.how else { continue };
-        let field = format!("volume_capabilities[{position}].mount");
-        if Filesystem::named(kind).is_none() {
-            let known = Filesystem::ALL.map(Filesystem::name).join(", ");
-            let problem = format!("{kind:?} is no filesystem that is made here: use one of {known}");
-            return Err(Error::invalid(&format!("{field}.fs_type"), problem));
-        }
-        Flags::parse(flags, false).map_err(|error| Error::invalid(&format!("{field}.mount_flags"), error))?;
-    }
-    Ok(request.access.iter().any(|access| access.how == How::Block))
-}
-
 impl Volumes for LocalVolumes {
     fn id(&self, name: &str) -> String {
         Uuid::new_v5(&VOLUMES, name.as_bytes()).to_string()
     }
 
+    fn supports(&self, access: &[Access]) -> Result<(), Error> {
+        for (position, access) in access.iter().enumerate() {
+            let How::Filesystem { kind, flags } = &access.how else { continue };
+            let field = format!("volume_capabilities[{position}].mount");
+            if Filesystem::named(kind).is_none() {
+                let known = Filesystem::ALL.map(Filesystem::name).join(", ");
+                let problem = format!("{kind:?} is no filesystem that is made here: use one of {known}");
+                return Err(Error::invalid(&format!("{field}.fs_type"), problem));
+            }
+            Flags::parse(flags, false)
+                .map_err(|error| Error::invalid(&format!("{field}.mount_flags"), error))?;
+        }
+        Ok(())
+    }
+
     async fn create(&self, request: NewVolume, deadline: Instant) -> Result<Volume, Error> {
+        self.supports(&request.access)?;
         if !request.nodes.is_empty() && !request.nodes.contains(&self.node) {
             let problem = format!("none of them is {}, and volumes can be made only there", self.node);
             return Err(Error::invalid("accessibility_requirements", problem));
@@ -111,7 +112,7 @@ impl Volumes for LocalVolumes {
             options: parameter(&request.parameters, OPTION_CLASS).to_owned(),
             size: Bytes(request.size.required),
             limit: request.size.limit.map(Bytes),
-            block: is_for_block(&request)?,
+            block: request.access.iter().any(|access| access.how == How::Block),
             source,
             name: request.name,
         };

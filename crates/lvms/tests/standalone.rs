@@ -1,6 +1,6 @@
-//! `lvms standalone` as a client sees it: wrong requests, other drivers, changed configuration, figures, its end.
+//! `lvms standalone` as a client sees it: where volumes are published, other drivers, changed configuration, figures,
+//! its end.
 
-use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use lab_csi::proto::volume_capability::access_mode::Mode;
-use lab_csi::{Access, Client, Code, Driver, Source, Status, proto};
+use lab_csi::{Access, Client, Code, Driver, Status, proto};
 use lab_test::{GIB, Lab, Needs, Result, run};
 
 /// Where the lab puts the driver.
@@ -21,8 +21,6 @@ const CLASSES: &str = "\
 device-classes:
   - {name: thick, volume-group: vg, default: true, spare-gb: 0}
   - {name: thin, volume-group: vg, type: thin, thin-pool: {name: pool, overprovision-ratio: 2}}
-lvcreate-option-classes:
-  - {name: odd, options: [--no-such-option]}
 ";
 
 fn command() -> Command {
@@ -61,189 +59,6 @@ fn expect<T>(what: &str, answer: std::result::Result<T, Status>, expected: &Expe
             );
         }
     }
-}
-
-fn create(
-    client: &Client,
-    change: impl FnOnce(&mut proto::CreateVolumeRequest),
-) -> std::result::Result<(), Status> {
-    let mut request = proto::CreateVolumeRequest {
-        name: "wrong".into(),
-        capacity_range: Some(proto::CapacityRange { required_bytes: 64 << 20, limit_bytes: 0 }),
-        volume_capabilities: vec![Access::Filesystem("ext4").capability()],
-        ..Default::default()
-    };
-    change(&mut request);
-    client.controller(async |mut controller| controller.create_volume(request).await).map(drop)
-}
-
-fn sized(required_bytes: i64, limit_bytes: i64) -> Option<proto::CapacityRange> {
-    Some(proto::CapacityRange { required_bytes, limit_bytes })
-}
-
-fn mode(mode: Mode) -> proto::VolumeCapability {
-    let mut capability = Access::Block.capability();
-    capability.access_mode = Some(proto::volume_capability::AccessMode { mode: mode.into() });
-    capability
-}
-
-const STRANGE: [&str; 9] = [
-    "../../etc",
-    "-f",
-    "--yes",
-    "a'b\"c",
-    "new\nline",
-    "pool",
-    "vg/pool",
-    "no such",
-    "b5a6cf0e-6a1e-4f0c-9a5e-0a3c1d5f9b11",
-];
-
-fn wrong_requests_get_the_right_code_name_the_field_and_change_nothing(lab: &Lab) -> Result {
-    let (_driver, client) = start(lab)?;
-    run("lvcreate", ["-qq", "-y", "-n", "somebodys", "-L", "8m", "vg"])?;
-    let good = client.create("good", "thick", 64 << 20, Access::Filesystem("ext4"), None)?;
-    let before = state()?;
-    let invalid = |field| Expected(Code::InvalidArgument, field);
-
-    type Change = fn(&mut proto::CreateVolumeRequest);
-    let cases: [(&str, Change, Expected); 18] = [
-        ("no name", |r| r.name.clear(), invalid("name")),
-        ("long name", |r| r.name = "x".repeat(129), invalid("name")),
-        ("no way of access", |r| r.volume_capabilities.clear(), invalid("volume_capabilities")),
-        (
-            "empty access",
-            |r| r.volume_capabilities[0].access_type = None,
-            invalid("volume_capabilities[0].access_type"),
-        ),
-        (
-            "many nodes",
-            |r| r.volume_capabilities[0] = mode(Mode::MultiNodeMultiWriter),
-            invalid("access_mode"),
-        ),
-        (
-            "unknown filesystem",
-            |r| r.volume_capabilities = vec![Access::Filesystem("ntfs").capability()],
-            invalid("fs_type"),
-        ),
-        ("negative", |r| r.capacity_range = sized(-1, 0), invalid("required_bytes")),
-        ("negative limit", |r| r.capacity_range = sized(64 << 20, -1), invalid("limit_bytes")),
-        ("limit below", |r| r.capacity_range = sized(64 << 20, 1 << 20), invalid("required_bytes")),
-        ("too large for a number", |r| r.capacity_range = sized(i64::MAX, 0), invalid("required_bytes")),
-        ("too large", |r| r.capacity_range = sized(1 << 50, 0), Expected(Code::ResourceExhausted, "vg")),
-        (
-            "odd limit",
-            |r| r.capacity_range = sized(33 << 20, (33 << 20) + 5000),
-            Expected(Code::OutOfRange, "36 MiB"),
-        ),
-        (
-            "unknown class",
-            |r| drop(r.parameters.insert("topolvm.io/device-class".into(), "none".into())),
-            invalid("topolvm.io/device-class"),
-        ),
-        (
-            "unknown option class",
-            |r| drop(r.parameters.insert("topolvm.io/lvcreate-option-class".into(), "none".into())),
-            invalid("topolvm.io/lvcreate-option-class"),
-        ),
-        (
-            "an option that lvm2 does not know",
-            |r| drop(r.parameters.insert("topolvm.io/lvcreate-option-class".into(), "odd".into())),
-            invalid("lvm2 refused"),
-        ),
-        (
-            "elsewhere",
-            |r| {
-                let segments = HashMap::from([("topology.topolvm.io/node".to_owned(), "there".to_owned())]);
-                let requisite = vec![proto::Topology { segments }];
-                r.accessibility_requirements =
-                    Some(proto::TopologyRequirement { requisite, preferred: Vec::new() });
-            },
-            invalid("accessibility_requirements"),
-        ),
-        (
-            "a source of no kind",
-            |r| r.volume_content_source = Some(Default::default()),
-            invalid("volume_content_source"),
-        ),
-        (
-            "a mount flag",
-            |r| {
-                if let Some(proto::volume_capability::AccessType::Mount(mount)) =
-                    &mut r.volume_capabilities[0].access_type
-                {
-                    mount.mount_flags = vec!["bind".into()];
-                }
-            },
-            invalid("mount_flags"),
-        ),
-    ];
-    for (what, change, expected) in cases {
-        expect(what, create(&client, change), &expected);
-        assert_eq!(state()?, before, "{what}");
-    }
-    expect(
-        "another size",
-        client.create("good", "thick", 128 << 20, Access::Filesystem("ext4"), None),
-        &Expected(Code::AlreadyExists, "64 MiB"),
-    );
-    expect(
-        "another class",
-        client.create("good", "thin", 64 << 20, Access::Filesystem("ext4"), None),
-        &Expected(Code::AlreadyExists, "class"),
-    );
-    let target = Path::new("/run/test/target");
-    for strange in STRANGE {
-        for source in [Source::Snapshot(strange.into()), Source::Volume(strange.into())] {
-            let answer = client.create("copy", "thick", 64 << 20, Access::Block, Some(&source));
-            expect(strange, answer, &Expected(Code::NotFound, "volume_content_source"));
-        }
-        // What is not there is removed already; what is not ours is not there.
-        client.delete(strange)?;
-        client.delete_snapshot(strange)?;
-        expect(strange, client.snapshot("s", strange), &Expected(Code::NotFound, "source_volume_id"));
-        expect(
-            strange,
-            client.grow(strange, 1 << 30, Access::Block, None),
-            &Expected(Code::NotFound, "volume_id"),
-        );
-        expect(
-            strange,
-            client.publish(strange, target, Access::Block),
-            &Expected(Code::NotFound, "volume_id"),
-        );
-        expect(strange, client.stats(strange, target), &Expected(Code::NotFound, "volume_id"));
-        client.unpublish(strange, target)?;
-    }
-    client.delete("somebodys")?;
-    let id = good.volume_id.as_str();
-    for path in ["relative", "/run/../etc"] {
-        expect(path, client.publish(id, Path::new(path), Access::Block), &invalid("target_path"));
-        expect(path, client.unpublish(id, Path::new(path)), &invalid("target_path"));
-    }
-    expect("no id", client.delete(""), &invalid("volume_id"));
-    expect("no snapshot id", client.delete_snapshot(""), &invalid("snapshot_id"));
-    expect("no source", client.snapshot("s", ""), &invalid("source_volume_id"));
-    expect("no name", client.snapshot("", id), &invalid("name"));
-    expect("no path", client.stats(id, Path::new("")), &invalid("volume_path"));
-    expect("not published", client.stats(id, target), &Expected(Code::NotFound, "not published"));
-    expect("too large", client.grow(id, 1 << 50, Access::Block, None), &Expected(Code::OutOfRange, "vg"));
-    assert_eq!(state()?, before);
-    assert!(!target.exists());
-    Ok(())
-}
-
-fn names_of_every_kind_come_back_as_they_were(lab: &Lab) -> Result {
-    let (_driver, client) = start(lab)?;
-    for name in ["plain", "with space", "über/../$(reboot)", "'quoted\"", &"x".repeat(128), "#23 %n \\ tab\t"]
-    {
-        let first = client.create(name, "thin", 8 << 20, Access::Block, None)?;
-        let again = client.create(name, "thin", 8 << 20, Access::Block, None)?;
-        assert_eq!(first.volume_id, again.volume_id, "{name:?}");
-        client.delete(&first.volume_id)?;
-    }
-    assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name"])?, "pool");
-    Ok(())
 }
 
 fn a_volume_for_a_single_writer_is_published_on_one_path(lab: &Lab) -> Result {
@@ -381,8 +196,6 @@ fn a_volume_deleted_while_it_is_made_leaves_nothing(lab: &Lab) -> Result {
 }
 
 lab_test::main! {
-    wrong_requests_get_the_right_code_name_the_field_and_change_nothing: Needs::disks(1, GIB).guest(),
-    names_of_every_kind_come_back_as_they_were: Needs::disks(1, GIB).guest(),
     a_volume_for_a_single_writer_is_published_on_one_path: Needs::disks(1, GIB).guest(),
     a_target_behind_a_symbolic_link_is_the_place_that_it_leads_to: Needs::disks(1, GIB).guest(),
     a_changed_configuration_takes_effect_and_a_wrong_one_is_told: Needs::disks(1, GIB).guest(),

@@ -9,6 +9,7 @@ use lvms_csi::volumes::{Condition, NodeVolumes, Publish, Stats};
 use lvms_csi::{Error, Kind};
 use lvms_host::desired::Desired;
 use lvms_host::filesystem::Filesystem;
+use lvms_host::mount::Flags;
 use lvms_host::names::VolumePath;
 use lvms_host::publish::Access;
 use lvms_host::runner::Linux;
@@ -50,6 +51,8 @@ impl NodeVolumes for HostVolumes {
                         let problem = format!("{wanted:?} is no filesystem that is made here");
                         Error::invalid("volume_capability.mount.fs_type", problem)
                     })?;
+                    Flags::parse(&flags, read_only)
+                        .map_err(|error| Error::invalid("volume_capability.mount.mount_flags", error))?;
                     Access::Filesystem { kind, flags, read_only }
                 }
             };

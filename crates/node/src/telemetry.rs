@@ -107,7 +107,13 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let span = tracing::info_span!("call", method, request = number, volume = tracing::field::Empty);
+        let span = tracing::info_span!(
+            "call",
+            method,
+            request = number,
+            volume = tracing::field::Empty,
+            name = tracing::field::Empty
+        );
         let (began, metrics) = (Instant::now(), Arc::clone(&self.telemetry.metrics));
         let running = Running::begin(&self.telemetry.running);
         let answer = self.inner.call(request);

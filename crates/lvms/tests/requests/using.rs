@@ -1,0 +1,163 @@
+//! Volumes are published, measured and looked at.
+
+use std::path::Path;
+
+use lab_csi::proto::volume_capability::access_mode::Mode;
+use lab_csi::{Access, Client, Code, proto};
+use lab_test::Result;
+
+use crate::{
+    CLASS, EXT4, Expected, HERE, OPTIONS, Row, STRANGE, expect, flagged, invalid, mode, not_found,
+    of_no_kind, state, table, topology,
+};
+
+pub(crate) fn wrong_publications(client: &Client, id: &str, target: &Path) -> Result {
+    let good = proto::NodePublishVolumeRequest {
+        volume_id: id.to_owned(),
+        target_path: target.to_string_lossy().into_owned(),
+        volume_capability: Some(EXT4.capability()),
+        ..Default::default()
+    };
+    let rows: [Row<proto::NodePublishVolumeRequest>; 12] = [
+        ("no id", |r| r.volume_id.clear(), invalid("volume_id")),
+        ("not there", |r| r.volume_id = STRANGE[8].into(), not_found("volume_id")),
+        ("no path", |r| r.target_path.clear(), invalid("target_path")),
+        ("a relative path", |r| r.target_path = "relative".into(), invalid("target_path")),
+        ("a path that leads back", |r| r.target_path = "/run/../etc".into(), invalid("target_path")),
+        ("no way of access", |r| r.volume_capability = None, invalid("volume_capability")),
+        (
+            "empty access",
+            |r| r.volume_capability = Some(of_no_kind()),
+            invalid("volume_capability.access_type"),
+        ),
+        (
+            "many nodes",
+            |r| r.volume_capability = Some(mode(Mode::MultiNodeReaderOnly)),
+            invalid("volume_capability.access_mode"),
+        ),
+        (
+            "unknown filesystem",
+            |r| r.volume_capability = Some(Access::Filesystem("ntfs").capability()),
+            invalid("volume_capability.mount.fs_type"),
+        ),
+        (
+            "a mount flag",
+            |r| r.volume_capability = Some(flagged("bind")),
+            invalid("volume_capability.mount.mount_flags"),
+        ),
+        (
+            "written and read-only",
+            |r| (r.volume_capability, r.readonly) = (Some(flagged("rw")), true),
+            invalid("volume_capability.mount.mount_flags"),
+        ),
+        (
+            "as a device, made for a filesystem",
+            |r| r.volume_capability = Some(Access::Block.capability()),
+            Expected(Code::FailedPrecondition, "made for a filesystem"),
+        ),
+    ];
+    table("NodePublishVolume", &good, &rows, |request| {
+        client.node(async |mut node| node.node_publish_volume(request).await)
+    })?;
+    expect("unpublish, no id", client.unpublish("", target), invalid("volume_id"));
+    for path in ["", "relative", "/run/../etc"] {
+        expect(path, client.unpublish(id, Path::new(path)), invalid("target_path"));
+    }
+    expect("stats, no id", client.stats("", target), invalid("volume_id"));
+    expect("stats, no path", client.stats(id, Path::new("")), invalid("volume_path"));
+    expect("stats, a relative path", client.stats(id, Path::new("relative")), not_found("volume_path"));
+    expect("stats, not published", client.stats(id, target), not_found("volume_path"));
+    assert!(!target.exists());
+    Ok(())
+}
+
+/// What only looks.
+pub(crate) fn wrong_questions(client: &Client, id: &str, snapshot: &str) -> Result {
+    let before = state()?;
+    let get = |id: &str| {
+        let request = proto::ControllerGetVolumeRequest { volume_id: id.to_owned() };
+        client.controller(async |mut controller| controller.controller_get_volume(request).await)
+    };
+    let get_snapshot = |id: &str| {
+        let request = proto::GetSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
+        client.controller(async |mut controller| controller.get_snapshot(request).await)
+    };
+    let validate = |id: &str, volume_capabilities: Vec<proto::VolumeCapability>| {
+        let request = proto::ValidateVolumeCapabilitiesRequest {
+            volume_id: id.to_owned(),
+            volume_capabilities,
+            ..Default::default()
+        };
+        client.controller(async |mut controller| controller.validate_volume_capabilities(request).await)
+    };
+    let list = |max_entries: i32, token: &str| {
+        let request = proto::ListVolumesRequest { max_entries, starting_token: token.to_owned() };
+        client.controller(async |mut controller| controller.list_volumes(request).await)
+    };
+    let list_snapshots = |change: fn(&mut proto::ListSnapshotsRequest)| {
+        let mut request = proto::ListSnapshotsRequest::default();
+        change(&mut request);
+        client.controller(async |mut controller| controller.list_snapshots(request).await)
+    };
+    expect("ControllerGetVolume, no id", get(""), invalid("volume_id"));
+    expect("ControllerGetVolume, a snapshot", get(snapshot), not_found("volume_id"));
+    expect("GetSnapshot, no id", get_snapshot(""), invalid("snapshot_id"));
+    expect("GetSnapshot, a volume", get_snapshot(id), not_found("snapshot_id"));
+    let ways = || vec![EXT4.capability()];
+    expect("ValidateVolumeCapabilities, no id", validate("", ways()), invalid("volume_id"));
+    expect("ValidateVolumeCapabilities, nothing", validate(id, Vec::new()), invalid("volume_capabilities"));
+    for strange in STRANGE {
+        expect(strange, get(strange), not_found("volume_id"));
+        expect(strange, get_snapshot(strange), not_found("snapshot_id"));
+        expect(strange, validate(strange, ways()), not_found("volume_id"));
+    }
+    assert!(validate(id, ways())?.confirmed.is_some());
+    for (wrong, field) in [
+        (of_no_kind(), "access_type"),
+        (mode(Mode::MultiNodeMultiWriter), "access_mode"),
+        (Access::Filesystem("ntfs").capability(), "mount.fs_type"),
+        (flagged("bind"), "mount.mount_flags"),
+    ] {
+        let answer = validate(id, vec![EXT4.capability(), wrong])?;
+        let told = format!("volume_capabilities[1].{field}");
+        assert!(answer.confirmed.is_none() && answer.message.contains(&told), "{field}: {answer:?}");
+    }
+    expect("ListVolumes, negative", list(-1, ""), invalid("max_entries"));
+    expect("ListVolumes, a token of others", list(1, "no token"), Expected(Code::Aborted, "starting_token"));
+    assert_eq!(list(i32::MAX, "")?.entries.len(), 1);
+    expect("ListSnapshots, negative", list_snapshots(|r| r.max_entries = -1), invalid("max_entries"));
+    let foreign = list_snapshots(|r| r.starting_token = "no token".into());
+    expect("ListSnapshots, a token of others", foreign, Expected(Code::Aborted, "starting_token"));
+    assert_eq!(list_snapshots(|_| {})?.entries.len(), 1);
+    assert!(list_snapshots(|r| r.snapshot_id = STRANGE[0].into())?.entries.is_empty());
+    assert!(list_snapshots(|r| r.source_volume_id = STRANGE[8].into())?.entries.is_empty());
+    assert_eq!(state()?, before);
+    Ok(())
+}
+
+pub(crate) fn wrong_questions_for_capacity(client: &Client) -> Result {
+    let capacity = |change: fn(&mut proto::GetCapacityRequest)| {
+        let mut request = proto::GetCapacityRequest::default();
+        change(&mut request);
+        client.controller(async |mut controller| controller.get_capacity(request).await)
+    };
+    let class = capacity(|r| drop(r.parameters.insert(CLASS.into(), "none".into())));
+    expect("GetCapacity, unknown class", class, invalid(CLASS));
+    let options = capacity(|r| drop(r.parameters.insert(OPTIONS.into(), "none".into())));
+    expect("GetCapacity, unknown option class", options, invalid(OPTIONS));
+    assert!(capacity(|r| r.accessible_topology = Some(topology(HERE, "here")))?.available_capacity > 0);
+    assert!(capacity(|r| r.volume_capabilities = vec![EXT4.capability()])?.available_capacity > 0);
+    // What is never granted has no capacity.
+    type Change = fn(&mut proto::GetCapacityRequest);
+    let never: [Change; 5] = [
+        |r| r.accessible_topology = Some(topology(HERE, "there")),
+        |r| r.accessible_topology = Some(topology("zone", "here")),
+        |r| r.volume_capabilities = vec![of_no_kind()],
+        |r| r.volume_capabilities = vec![mode(Mode::MultiNodeMultiWriter)],
+        |r| r.volume_capabilities = vec![Access::Filesystem("ntfs").capability()],
+    ];
+    for (position, change) in never.into_iter().enumerate() {
+        assert_eq!(capacity(change)?.available_capacity, 0, "row {position}");
+    }
+    Ok(())
+}
