@@ -10,7 +10,7 @@ use clap::Args;
 use lvms_host::attention;
 use lvms_host::desired::Desired;
 use lvms_host::runner::{Linux, Options as HostOptions};
-use lvms_host::volumes::Volumes as Engine;
+use lvms_host::volumes::{Volumes as Engine, Work};
 use lvms_lvmd::Lvmd;
 use lvms_node::configuration::{self, Configuration};
 use lvms_node::host_volumes::HostVolumes;
@@ -92,9 +92,28 @@ impl Arguments {
     }
 }
 
+/// So often it is told how far long works are.
+const TELL: Duration = Duration::from_secs(30);
+
 impl Host {
+    /// What is done beside serving: new groups are shielded, and long works are told of.
+    pub(crate) fn attend(&self) {
+        tokio::spawn(Host::keep_shielded(Arc::clone(&self.volumes)));
+        tokio::spawn(Host::tell_works(Arc::clone(&self.volumes)));
+    }
+
+    /// Tells how far long works are.
+    async fn tell_works(volumes: Arc<HostVolumes>) {
+        loop {
+            tokio::time::sleep(TELL).await;
+            for (path, Work { what, done, all }) in volumes.engine.works() {
+                tracing::info!(volume = %path, what, %done, %all, "long work goes on");
+            }
+        }
+    }
+
     /// Keeps the host from looking into volumes of groups that a new configuration adds.
-    pub(crate) async fn keep_shielded(volumes: Arc<HostVolumes>) {
+    async fn keep_shielded(volumes: Arc<HostVolumes>) {
         let mut changes = volumes.configuration.watch();
         while changes.changed().await.is_ok() {
             let (engine, desired) = (Arc::clone(&volumes.engine), Arc::clone(&changes.borrow_and_update()));

@@ -64,7 +64,7 @@ async fn serve(options: &Options, socket: &Path, host: &Host) -> Result<()> {
     let (volumes, counted) = (Arc::clone(&host.volumes), Arc::clone(&metrics));
     let figures = move || counted.text(&volumes.engine, &volumes.configuration);
     serving::health(options.metrics_bind_address, || true, figures).await?;
-    tokio::spawn(Host::keep_shielded(Arc::clone(&host.volumes)));
+    host.attend();
     let listener = sockets::bind(socket).context("--endpoint")?;
     let locks = Arc::new(Locks::default());
     let topology = (format!("topology.{}/node", options.driver_name), name.clone());

@@ -48,7 +48,7 @@ impl Options {
             (Arc::clone(registered), Arc::clone(&host.volumes), Arc::clone(&metrics));
         let figures = move || more_figures() + &counted.text(&volumes.engine, &volumes.configuration);
         serving::health(self.metrics_bind_address, move || *ready.borrow(), figures).await?;
-        tokio::spawn(Host::keep_shielded(Arc::clone(&host.volumes)));
+        host.attend();
         Ok(Role {
             personality: self.cluster.personality(),
             node: self.nodename.clone(),

@@ -3,14 +3,12 @@
 mod driver;
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use driver::{Driver, MIB, PROGRAM, device, refused};
+use driver::{Driver, FIGURES, MIB, PROGRAM, device, figures, refused};
 use lab_csi::{Access, Client, Code};
 use lab_test::{GIB, Lab, Needs, Result, fails, run};
 
@@ -32,8 +30,6 @@ esac
 exec /sbin/lvm "$@"
 "#;
 
-const FIGURES: &str = "127.0.0.1:9809";
-
 fn start(lab: &Lab, deadline: &str) -> Result<Driver> {
     let lvm = lab.state().join("lvm");
     fs::write(&lvm, LVM)?;
@@ -44,10 +40,7 @@ fn start(lab: &Lab, deadline: &str) -> Result<Driver> {
 }
 
 fn is_stuck(group: &str) -> Result<bool> {
-    let mut connection = TcpStream::connect(FIGURES)?;
-    write!(connection, "GET /metrics HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer)?;
+    let answer = figures("/metrics")?;
     let figure = |value| {
         answer
             .contains(&format!("lvms_volumegroup_stuck{{node=\"here\",volume_group=\"{group}\"}} {value}\n"))

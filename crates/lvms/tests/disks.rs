@@ -6,7 +6,7 @@ mod driver;
 use std::fs;
 use std::path::Path;
 
-use driver::{Driver, MIB, device, refused};
+use driver::{Driver, FIGURES, MIB, device, figures, refused};
 use lab_csi::{Access, Client, Code, Source};
 use lab_test::{Cut, Fault, GIB, Lab, MIB as MEBIBYTE, Needs, Result, run};
 
@@ -129,7 +129,7 @@ fn a_group_without_one_of_its_disks_is_not_changed_and_none_stays_missing(lab: &
 fn errors_during_a_copy_are_told_and_the_same_call_goes_on_when_they_are_over(lab: &Lab) -> Result {
     run("vgcreate", ["a", lab.disk(0)])?;
     run("vgcreate", ["b", lab.disk(1)])?;
-    let driver = Driver::start(lab, TWO_GROUPS, &[])?;
+    let driver = Driver::start(lab, TWO_GROUPS, &["--metrics-bind-address", FIGURES])?;
     let client = &driver.client;
     let source = client.create("source", "a", 64 * MIB, Access::Block, None)?.volume_id;
     let original = device("a", &source);
@@ -146,14 +146,14 @@ fn errors_during_a_copy_are_told_and_the_same_call_goes_on_when_they_are_over(la
     std::thread::scope(|scope| -> Result {
         let copying = scope.spawn(|| copy(&other));
         let failing = lab.wait_for("a part of the copy", || {
-            let target = fs::read_dir("/dev/mapper").ok()?.flatten();
-            let target =
-                target.map(|entry| entry.path()).find(|path| path.to_string_lossy().contains("/b-"))?;
-            let statistics = fs::canonicalize(target).ok()?;
-            let statistics = Path::new("/sys/block").join(statistics.file_name()?).join("stat");
-            let sectors =
-                fs::read_to_string(statistics).ok()?.split_whitespace().nth(6)?.parse::<u64>().ok()?;
-            (sectors > 8192).then_some(())
+            let told = figures("/metrics").ok()?;
+            let figure = |name: &str| {
+                let line = told.lines().find(|line| line.starts_with(&format!("{name}{{")))?;
+                assert!(line.contains(",what=\"copy\"}"), "{line}");
+                line.split_whitespace().last()?.parse::<i64>().ok()
+            };
+            assert!(figure("lvms_work_bytes").is_none_or(|all| all == 64 * MIB), "{told}");
+            (figure("lvms_work_done_bytes")? > 4 * MIB).then_some(())
         });
         lab.fault(0, Fault::Error)?;
         lab.fault(1, Fault::None)?;

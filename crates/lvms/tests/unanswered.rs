@@ -4,12 +4,10 @@ mod driver;
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use driver::{Driver, MIB, refused};
+use driver::{Driver, FIGURES, MIB, figures, refused};
 use lab_csi::{Access, Client, Code, Status, proto};
 use lab_test::{Fault, GIB, Lab, Needs, Result, run};
 
@@ -31,14 +29,8 @@ esac
 exec /sbin/lvm "$@"
 "#;
 
-const FIGURES: &str = "127.0.0.1:9809";
-
 fn is_healthy() -> Result<bool> {
-    let mut connection = TcpStream::connect(FIGURES)?;
-    write!(connection, "GET /healthz HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer)?;
-    Ok(answer.contains("200 OK"))
+    Ok(figures("/healthz")?.contains("200 OK"))
 }
 
 /// What can be had on several disks at once.

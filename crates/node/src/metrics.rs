@@ -1,5 +1,6 @@
 //! Figures for Prometheus: what each call took, and how full groups and pools are, under TopoLVM's names.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -7,9 +8,10 @@ use std::time::Duration;
 
 use lvms_host::desired::ClassKind;
 use lvms_host::lvm::inventory::Inventory;
+use lvms_host::names::VolumePath;
 use lvms_host::runner::{Linux, Runner};
 use lvms_host::units::Bytes;
-use lvms_host::volumes::Volumes as Engine;
+use lvms_host::volumes::{Volumes as Engine, Work};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::family::Family;
@@ -40,6 +42,14 @@ struct GroupOnNode {
     volume_group: String,
 }
 
+/// Which long work on which node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WorkOnNode {
+    node: String,
+    volume: String,
+    what: &'static str,
+}
+
 type Gauges = Family<Class, Gauge<f64, AtomicU64>>;
 
 /// All figures.
@@ -54,6 +64,8 @@ pub struct Metrics {
     pool_available: Gauges,
     configuration_wrong: Gauge,
     stuck: Family<GroupOnNode, Gauge>,
+    work_done: Family<WorkOnNode, Gauge>,
+    work: Family<WorkOnNode, Gauge>,
     node: String,
 }
 
@@ -85,6 +97,14 @@ impl Metrics {
             "Whether an LVM command has not ended by its deadline and holds the volume group up",
             stuck.clone(),
         );
+        let (work_done, work) =
+            (Family::<WorkOnNode, Gauge>::default(), Family::<WorkOnNode, Gauge>::default());
+        registry.register(
+            "lvms_work_done_bytes",
+            "What is finished of a long work that runs, a copy or zeros",
+            work_done.clone(),
+        );
+        registry.register("lvms_work_bytes", "All that a long work that runs has to do", work.clone());
         let configuration_wrong = Gauge::default();
         registry.register(
             "lvms_configuration_wrong",
@@ -102,6 +122,8 @@ impl Metrics {
             pool_available,
             configuration_wrong,
             stuck,
+            work_done,
+            work,
             node: node.to_owned(),
         }
     }
@@ -115,6 +137,10 @@ impl Metrics {
     /// All figures as they are now, in Prometheus' words.
     pub fn text(&self, engine: &Arc<Engine<Linux>>, configuration: &Configuration) -> String {
         self.look(engine, configuration);
+        self.written()
+    }
+
+    fn written(&self) -> String {
         let mut text = String::new();
         if encode(&mut text, &self.registry).is_err() {
             let _ = writeln!(text, "# figures could not be written");
@@ -142,8 +168,20 @@ impl Metrics {
             let labels = GroupOnNode { node: self.node.clone(), volume_group: group.to_string() };
             self.stuck.get_or_create(&labels).set(i64::from(engine.stuck(group).is_some()));
         }
+        self.works(&engine.works());
         for class in &desired.classes {
             self.class(engine, &inventory, class);
+        }
+    }
+
+    fn works(&self, works: &BTreeMap<VolumePath, Work>) {
+        self.work_done.clear();
+        self.work.clear();
+        for (path, Work { what, done, all }) in works {
+            let labels = WorkOnNode { node: self.node.clone(), volume: path.volume.to_string(), what };
+            let number = |bytes: &Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
+            self.work_done.get_or_create(&labels).set(number(done));
+            self.work.get_or_create(&labels).set(number(all));
         }
     }
 
@@ -174,5 +212,28 @@ impl Metrics {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lvms_host::names::{LvName, VgName};
+
+    #[test]
+    fn a_long_work_is_counted_while_it_runs() {
+        let metrics = Metrics::new("here");
+        let (group, volume) = (VgName::parse("vg").unwrap(), LvName::parse("v").unwrap());
+        let work = Work { what: "copy", done: Bytes::mib(1), all: Bytes::mib(4) };
+        metrics.works(&[(VolumePath { group, volume }, work)].into());
+        let text = metrics.written();
+        for figure in [
+            "lvms_work_done_bytes{node=\"here\",volume=\"v\",what=\"copy\"} 1048576\n",
+            "lvms_work_bytes{node=\"here\",volume=\"v\",what=\"copy\"} 4194304\n",
+        ] {
+            assert!(text.contains(figure), "{figure} is not in\n{text}");
+        }
+        metrics.works(&BTreeMap::new());
+        assert!(!metrics.written().contains("volume=\"v\""), "{}", metrics.written());
     }
 }

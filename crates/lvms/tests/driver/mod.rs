@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -70,6 +72,18 @@ pub(crate) fn refused<T>(answer: std::result::Result<T, Status>, code: Code, par
         assert!(status.message().contains(part), "{:?} lacks {part:?}", status.message());
     }
     status.message().to_owned()
+}
+
+/// Where figures are served, if the driver is told to.
+pub(crate) const FIGURES: &str = "127.0.0.1:9809";
+
+/// What is served there at a path.
+pub(crate) fn figures(path: &str) -> Result<String> {
+    let mut connection = TcpStream::connect(FIGURES)?;
+    write!(connection, "GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 /// A device node of a volume.
