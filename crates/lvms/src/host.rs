@@ -158,3 +158,30 @@ fn be_alone(runtime: &Path) -> Result<File> {
     }
     Ok(lock)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lvms_host::desired::lvmd;
+
+    fn reached(text: &str, lvm_path: Option<&str>) -> Result<(PathBuf, Option<Vec<String>>)> {
+        let text = format!("{text}\ndevice-classes: [{{name: a, volume-group: vg}}]");
+        let Ok(read) = lvmd::read(&text) else { bail!("the file is wrong") };
+        let options = options(&read.desired, lvm_path.map(Path::new), Path::new("/run/lvms"))?;
+        Ok((options.lvm, options.lvm_command_prefix))
+    }
+
+    #[test]
+    fn lvm2_is_reached_by_a_path_or_by_words_and_not_by_both() {
+        let words = "lvm-command-prefix: [/usr/bin/nsenter, -t1, -m, /sbin/lvm]";
+        let lvm = || PathBuf::from("lvm");
+        let expected = ["/usr/bin/nsenter", "-t1", "-m", "/sbin/lvm"].map(str::to_owned).to_vec();
+        assert_eq!(reached("", None).unwrap(), (lvm(), None));
+        assert_eq!(reached("", Some("/sbin/lvm")).unwrap(), ("/sbin/lvm".into(), None));
+        assert_eq!(reached(words, None).unwrap(), (lvm(), Some(expected)));
+        assert_eq!(reached("lvm-command-prefix: []", Some("/sbin/lvm")).unwrap(), ("/sbin/lvm".into(), None));
+        let refused = reached(words, Some("/sbin/lvm")).unwrap_err().to_string();
+        assert!(refused.contains("--lvm-path") && refused.contains("lvm-command-prefix"), "{refused}");
+        assert!(reached("lvm-command-prefix: {a: b}", None).is_err(), "it is no list");
+    }
+}

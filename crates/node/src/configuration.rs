@@ -19,6 +19,8 @@ pub const DEFAULT: &str = "/etc/topolvm/lvmd.yaml";
 /// The configuration in force, and what is wrong with the file now.
 pub struct Configuration {
     in_force: watch::Sender<Arc<Desired>>,
+    /// What was in force at the start: some fields are read only then.
+    first: Arc<Desired>,
     mistakes: Mutex<Vec<Mistake>>,
 }
 
@@ -31,8 +33,9 @@ impl Configuration {
                 for remark in &read.remarks {
                     tracing::warn!(file = %path.display(), "{remark}");
                 }
-                let in_force = watch::Sender::new(Arc::new(read.desired));
-                Ok(Arc::new(Configuration { in_force, mistakes: Mutex::default() }))
+                let first = Arc::new(read.desired);
+                let in_force = watch::Sender::new(Arc::clone(&first));
+                Ok(Arc::new(Configuration { in_force, first, mistakes: Mutex::default() }))
             }
             Err(mistakes) => {
                 let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
@@ -50,6 +53,7 @@ impl Configuration {
             let mistake = Mistake { line: 1, field: String::new(), problem: format!("{error:#}") };
             Arc::new(Configuration {
                 in_force: watch::Sender::new(Arc::default()),
+                first: Arc::default(),
                 mistakes: Mutex::new(vec![mistake]),
             })
         })
@@ -76,6 +80,16 @@ impl Configuration {
         mistakes.iter().map(ToString::to_string).collect()
     }
 
+    /// Fields of the file that have changed and are read only at the start.
+    pub fn needs_start(&self) -> Vec<&'static str> {
+        let (first, now) = (&self.first, self.desired());
+        let fields = [
+            ("lvm-command-prefix", first.lvm_command_prefix != now.lvm_command_prefix),
+            ("socket-name", first.socket_name != now.socket_name),
+        ];
+        fields.into_iter().filter(|(_, changed)| *changed).map(|(field, _)| field).collect()
+    }
+
     fn take(&self, path: &Path, text: &str) {
         match lvmd::read(text) {
             Ok(read) => {
@@ -88,6 +102,13 @@ impl Configuration {
                 });
                 if changed || mended {
                     tracing::info!(file = %path.display(), "the configuration has changed and is in force");
+                    for field in self.needs_start() {
+                        tracing::warn!(
+                            file = %path.display(),
+                            field,
+                            "this field is read at the start: what it was then stays in force until lvms is started again"
+                        );
+                    }
                 }
             }
             Err(found) => {
@@ -215,6 +236,25 @@ mod tests {
         wait("the mistake to be mended", || !configuration.is_wrong());
         wait("who tells of it to be told", || told.has_changed().unwrap());
         assert_eq!(configuration.desired().classes[0].name, "one");
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn fields_that_are_read_at_the_start_are_told_when_they_change() {
+        let directory = scratch("start");
+        let path = directory.join("lvmd.yaml");
+        fs::write(&path, ONE).unwrap();
+        let configuration = Configuration::read(&path).unwrap();
+        let take = |text: &str| {
+            configuration.take(&path, text);
+            configuration.needs_start()
+        };
+        assert_eq!(take(TWO), [""; 0]);
+        assert_eq!(take(&format!("lvm-command-prefix: [/sbin/lvm]\n{TWO}")), ["lvm-command-prefix"]);
+        let both = format!("socket-name: /run/s\nlvm-command-prefix: [/sbin/lvm]\n{ONE}");
+        assert_eq!(take(&both), ["lvm-command-prefix", "socket-name"]);
+        assert_eq!(configuration.desired().classes[0].name, "one", "the rest is in force");
+        assert_eq!(take(&format!("lvm-command-prefix: []\n{TWO}")), [""; 0]);
         fs::remove_dir_all(directory).unwrap();
     }
 
