@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube_core::{Resource, TypeMeta};
 use serde::{Deserialize, Serialize};
 
-use crate::names::{ADOPTS, RELEASED};
+use crate::names::{ADOPTS, RELEASED, UNUSED};
 use crate::{Personality, Quantity};
 
 /// A volume or a snapshot.
@@ -134,7 +134,17 @@ impl LogicalVolume {
 
     /// Whether its LV may be removed: nothing in the cluster names it any more.
     pub fn is_released(&self) -> bool {
-        self.annotation(RELEASED).is_some()
+        self.is_said_of_it(RELEASED)
+    }
+
+    /// Whether its node has said that nobody has ever used its LV.
+    pub fn is_unused(&self) -> bool {
+        self.is_said_of_it(UNUSED)
+    }
+
+    /// Whether an annotation is about this object, and not about one of its name that a backup was made of.
+    fn is_said_of_it(&self, key: &str) -> bool {
+        !self.uid().is_empty() && self.annotation(key) == Some(self.uid())
     }
 
     /// Why its node could not remove its LV, if it has said so.
@@ -225,6 +235,21 @@ mod tests {
         assert_eq!(read(true, "removal failed: in use"), Some("in use".to_owned()));
         assert_eq!(read(false, "removal failed: in use"), None);
         assert_eq!(read(true, "too large"), None);
+    }
+
+    #[test]
+    fn what_was_said_of_an_object_does_not_hold_for_one_restored_from_its_backup() {
+        let mut volume = LogicalVolume::new(Personality::Topolvm, Spec::default());
+        let said = [RELEASED, UNUSED].map(|key| (key.to_owned(), "former".to_owned()));
+        volume.metadata.annotations = Some(said.into());
+        assert!(!volume.is_released() && !volume.is_unused());
+        volume.metadata.uid = Some("present".into());
+        assert!(!volume.is_released() && !volume.is_unused());
+        volume.metadata.uid = Some("former".into());
+        assert!(volume.is_released() && volume.is_unused());
+        volume.metadata.annotations = Some([(RELEASED.to_owned(), String::new())].into());
+        volume.metadata.uid = None;
+        assert!(!volume.is_released(), "nothing is not a uid");
     }
 
     #[test]

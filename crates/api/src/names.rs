@@ -3,7 +3,8 @@
 /// The device class that is meant when none is named, as annotations of nodes spell it.
 pub const DEFAULT_CLASS: &str = "00default";
 
-/// Made by a leader of ours when nothing names the volume any more: its node may remove it.
+/// Made by a leader of ours when nothing names the volume any more: its node may remove it. Its value is the object's
+/// uid: what a backup has kept of it opens nothing.
 pub const RELEASED: &str = "lvms.io/released";
 
 /// On a LogicalVolume: the claim it was made for, as `namespace/name`.
@@ -22,7 +23,7 @@ pub const PROGRESS: &str = "lvms.io/progress";
 /// anybody has ever used it.
 pub const ORPHANED: &str = "lvms.io/orphaned";
 
-/// On a LogicalVolume without claim: its node says that nobody has ever used it.
+/// On a LogicalVolume without claim: its node says that nobody has ever used it. Its value is the object's uid.
 pub const UNUSED: &str = "lvms.io/unused";
 
 /// Who made a LogicalVolume, as TopoLVM's node marks it.

@@ -232,7 +232,7 @@ impl Volumes {
             }
             Act::Vouch if !self.is_blank(object).await? => self.retain(object),
             Act::Vouch => {
-                let change = json!({ "metadata": { "annotations": { UNUSED: "true" } } });
+                let change = json!({ "metadata": { "annotations": { UNUSED: object.uid() } } });
                 self.objects.answered(write::change(&self.api(), object, change).await?);
                 Ok(Outcome::Done)
             }

@@ -199,8 +199,7 @@ impl Release {
         if deleted.is_released() {
             return Ok(());
         }
-        let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        let change = json!({ "metadata": { "annotations": { RELEASED: now } } });
+        let change = json!({ "metadata": { "annotations": { RELEASED: deleted.uid() } } });
         tracing::info!(volume = deleted.name(), "nothing names it any more: it is released");
         let changed = write::change(&self.context.logical_volumes(), deleted, change).await?;
         self.context.stores.volumes.answered(changed);

@@ -1,7 +1,7 @@
 //! What a LogicalVolume and its LV ask for next. Decides, and does nothing.
 
 use lvms_api::logical_volume::{READ_ONLY, READ_WRITE, Status};
-use lvms_api::names::{ADOPTS, ORPHANED, UNUSED, VOLUME_MODE};
+use lvms_api::names::{ADOPTS, ORPHANED, VOLUME_MODE};
 use lvms_api::{LogicalVolume, Personality, Quantity};
 use lvms_csi::Error;
 use lvms_host::units::Bytes;
@@ -173,10 +173,11 @@ fn staying(object: &LogicalVolume, status: &Status, wanted: Bytes, lv: &Lv) -> A
                 // What was refused is not asked for any more.
                 return Act::Tell(well(id, *size));
             }
-            match (object.annotation(ORPHANED), object.annotation(UNUSED)) {
-                (Some(_), None) if *unused => Act::Vouch,
-                (Some(_), None) => Act::Retain,
-                _ => Act::Nothing,
+            match object.annotation(ORPHANED) {
+                Some(_) if object.is_unused() => Act::Nothing,
+                Some(_) if *unused => Act::Vouch,
+                Some(_) => Act::Retain,
+                None => Act::Nothing,
             }
         }
         Lv::Unknown(why) => Act::Later(why.clone()),
@@ -251,7 +252,8 @@ mod tests {
     }
 
     fn annotated(mut object: LogicalVolume, key: &str) -> LogicalVolume {
-        object.metadata.annotations.get_or_insert_default().insert(key.to_owned(), "true".to_owned());
+        // What is said of an object says of which.
+        object.metadata.annotations.get_or_insert_default().insert(key.to_owned(), "uid".to_owned());
         object
     }
 
@@ -388,12 +390,19 @@ mod tests {
     }
 
     #[test]
+    fn a_key_from_a_backup_opens_nothing() {
+        let mut restored = annotated(settled(), lvms_api::names::RELEASED);
+        restored.metadata.uid = Some("another".into());
+        assert_eq!(decide(&deleted(restored), P, &present(GIB)), Act::Nothing);
+    }
+
+    #[test]
     fn an_orphan_is_vouched_for_only_if_nobody_has_used_it() {
         let orphan = annotated(settled(), ORPHANED);
         assert_eq!(decide(&orphan, P, &present(GIB)), Act::Retain);
         let unused = Lv::Present { size: Bytes(GIB), finished: true, unused: true };
         assert_eq!(decide(&orphan, P, &unused), Act::Vouch);
-        assert_eq!(decide(&annotated(orphan, UNUSED), P, &unused), Act::Nothing);
+        assert_eq!(decide(&annotated(orphan, lvms_api::names::UNUSED), P, &unused), Act::Nothing);
         assert_eq!(decide(&settled(), P, &unused), Act::Nothing);
     }
 
