@@ -1,14 +1,18 @@
 //! What predecessors have left on other people's objects: finalizers of claims that nobody removes any more, and the
-//! finalizer of a node that leaves.
+//! finalizer of a node that leaves. And what nodes leave behind: their volumes.
+//!
+//! Nothing of ours keeps a Node from going. That one has left is seen by what names it: LogicalVolumes, and its LVMNode,
+//! which goes last.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, ResourceExt};
 use lvms_api::names::OLD_CLAIM_FINALIZERS;
 use lvms_api::names::kubernetes::SELECTED_NODE;
-use lvms_api::{LogicalVolume, LvmNode};
-use lvms_cluster::slim::{Claim, Node, annotation, has_finalizer};
+use lvms_api::{LogicalVolume, LvmNode, Personality};
+use lvms_cluster::slim::{Claim, ClaimReference, ClaimSpec, ClaimStatus, Node, annotation, has_finalizer};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, is_not_found, passes};
@@ -20,6 +24,9 @@ use crate::Context;
 const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(60) };
 
 const AT_ONCE: usize = 4;
+
+/// A node may have had a thousand volumes, and more events at once than can wait are lost.
+const BETWEEN_EVENTS: Duration = Duration::from_millis(200);
 
 /// What becomes of the volumes of a node that leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -40,6 +47,54 @@ pub enum Item {
     Node(String),
     /// A node that has left.
     Gone(String),
+    /// A LogicalVolume, whose node may have left.
+    Volume(String),
+}
+
+/// What becomes of the volumes of a node that is not there.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    /// They are kept, and people are told.
+    Kept,
+    /// They are deleted, and their claims with them.
+    Deleted,
+}
+
+/// A node without an LVMNode was never seen in this cluster, or all of its volumes are deleted: in a cluster that was
+/// restored from a backup it has perhaps not joined yet.
+fn fate(departure: Departure, has_told_of_itself: bool) -> Fate {
+    match departure {
+        Departure::Delete if has_told_of_itself => Fate::Deleted,
+        Departure::Delete | Departure::Keep => Fate::Kept,
+    }
+}
+
+/// What people are told about a volume whose node has left.
+fn told_of(volume: &LogicalVolume, personality: Personality) -> String {
+    let (node, lv) = (&volume.spec.node_name, volume.lv());
+    if volume.is_deleted() {
+        let (kind, name) = (format!("logicalvolumes.{}", personality.driver()), volume.name());
+        return format!(
+            "node {node} has left the cluster: the logical volume {lv} is removed when a node of that name is back with \
+             its disks; if none will be, let it go: kubectl patch {kind} {name} --type=merge --patch \
+             '{{\"metadata\":{{\"finalizers\":null}}}}'"
+        );
+    }
+    format!(
+        "node {node} has left the cluster: the logical volume {lv} on its disks and the claim are kept, and can be used \
+         when a node of that name is back with its disks; if none will be, delete the claim"
+    )
+}
+
+/// The claim that a volume is bound to, or was, to tell of it.
+fn claim_at(reference: &ClaimReference) -> Claim {
+    let metadata = ObjectMeta {
+        namespace: Some(reference.namespace.clone()),
+        name: Some(reference.name.clone()),
+        uid: Some(reference.uid.clone()),
+        ..ObjectMeta::default()
+    };
+    Claim { metadata, spec: ClaimSpec::default(), status: ClaimStatus::default() }
 }
 
 /// Clears up after predecessors.
@@ -50,7 +105,7 @@ pub struct Leftovers {
 }
 
 impl Leftovers {
-    /// Is told by claims and nodes.
+    /// Is told by claims, nodes, and what nodes have left behind.
     pub fn new(context: Arc<Context>, departure: Departure) -> Leftovers {
         let work: Arc<Work<Item>> = Work::new("leftovers", PATIENCE);
         let told = Arc::clone(&work);
@@ -79,6 +134,14 @@ impl Leftovers {
                 told.add(Item::Gone(node.name().to_owned()));
             }
         });
+        let told = Arc::clone(&work);
+        context.stores.volumes.listen(move |before, now| {
+            if let Some(volume) = now
+                && before.is_none_or(|before| volume.is_deleted() && !before.is_deleted())
+            {
+                told.add(Item::Volume(volume.name().to_owned()));
+            }
+        });
         Leftovers { context, departure, work }
     }
 
@@ -104,25 +167,12 @@ impl Leftovers {
         Ok(())
     }
 
+    /// Lets a node go that a predecessor has put its finalizer on.
     async fn depart(&self, name: &str) -> Result<(), kube::Error> {
         let Some(node) = self.context.stores.nodes.named(name) else { return Ok(()) };
-        let volumes = self.context.stores.volumes.filter(|volume| volume.spec.node_name == name);
-        tracing::info!(node = name, volumes = volumes.len(), departure = ?self.departure, "a node leaves");
-        match self.departure {
-            Departure::Keep => {
-                for volume in &volumes {
-                    let about = Reference::to(volume.as_ref(), &self.context.personality);
-                    let told =
-                        format!("node {name} has left the cluster: its volumes and their claims are kept");
-                    self.context.events.warn(about, "NodeGone", told);
-                }
-            }
-            Departure::Delete => {
-                self.delete_claims(name).await?;
-                for volume in &volumes {
-                    self.give_up(volume).await?;
-                }
-            }
+        tracing::info!(node = name, departure = ?self.departure, "a node leaves");
+        if self.departure == Departure::Delete {
+            self.delete_volumes(name).await?;
         }
         let api: Api<Node> = Api::all(self.context.client.clone());
         let change = write::finalizers_without(node.as_ref(), &[&self.context.personality.node_finalizer()]);
@@ -130,19 +180,70 @@ impl Leftovers {
         Ok(())
     }
 
-    /// What a node that is gone has told of itself does not hold any more.
-    async fn forget(&self, name: &str) -> Result<(), kube::Error> {
-        let nodes: Api<Node> = Api::all(self.context.client.clone());
-        let told = self.context.stores.lvm_nodes.find(|told| told.name() == name);
-        let Some(told) = told.filter(|_| self.context.stores.nodes.named(name).is_none()) else {
-            return Ok(());
-        };
-        if nodes.get_opt(name).await?.is_some() {
+    /// Decides on what a node has left behind. What it has told of itself goes last: whoever leads after us needs it.
+    async fn leave(&self, name: &str) -> Result<(), kube::Error> {
+        if !self.is_gone(name).await? {
             return Ok(());
         }
+        let told = self.context.stores.lvm_nodes.find(|told| told.name() == name);
+        match fate(self.departure, told.is_some()) {
+            Fate::Deleted => self.delete_volumes(name).await?,
+            Fate::Kept => {
+                for volume in self.context.stores.volumes.filter(|volume| volume.spec.node_name == name) {
+                    self.work.add(Item::Volume(volume.name().to_owned()));
+                }
+            }
+        }
+        let Some(told) = told else { return Ok(()) };
         tracing::info!(node = name, "a node is gone: its LVMNode goes with it");
         let api: Api<LvmNode> = Api::namespaced(self.context.client.clone(), &self.context.namespace);
         write::delete(&api, name, told.metadata.uid.as_deref().unwrap_or_default()).await.map(drop)
+    }
+
+    /// Whether a node is gone, says the API itself.
+    async fn is_gone(&self, name: &str) -> Result<bool, kube::Error> {
+        if name.is_empty() || self.context.stores.nodes.named(name).is_some() {
+            return Ok(false);
+        }
+        let nodes: Api<Node> = Api::all(self.context.client.clone());
+        Ok(nodes.get_opt(name).await?.is_none())
+    }
+
+    /// Tells whoever looks at a volume, or waits for its end, that its node has left.
+    async fn tell(&self, name: &str) -> Result<(), kube::Error> {
+        let stores = &self.context.stores;
+        let Some(volume) = stores.volumes.named(name) else { return Ok(()) };
+        let node = &volume.spec.node_name;
+        if !self.is_gone(node).await? {
+            return Ok(());
+        }
+        let was_here = stores.lvm_nodes.find(|told| told.name() == node).is_some();
+        if fate(self.departure, was_here) == Fate::Deleted {
+            return Ok(());
+        }
+        let told = told_of(&volume, self.context.personality);
+        let say = |about: Reference| self.context.events.warn(about, "NodeGone", told.clone());
+        say(Reference::to(volume.as_ref(), &self.context.personality));
+        let driver = self.context.personality.driver();
+        if let Some(named) = stores.persistent.find(|named| named.handle(driver) == Some(volume.lv())) {
+            say(Reference::to(named.as_ref(), &()));
+            if let Some(claim) = &named.spec.claim_ref {
+                say(Reference::to(&claim_at(claim), &()));
+            }
+        }
+        tokio::time::sleep(BETWEEN_EVENTS).await;
+        Ok(())
+    }
+
+    /// Deletes the claims and the LogicalVolumes of a node, as TopoLVM does.
+    async fn delete_volumes(&self, node: &str) -> Result<(), kube::Error> {
+        let volumes = self.context.stores.volumes.filter(|volume| volume.spec.node_name == node);
+        tracing::info!(node, volumes = volumes.len(), "a node has left: its claims and volumes are deleted");
+        self.delete_claims(node).await?;
+        for volume in &volumes {
+            self.give_up(volume).await?;
+        }
+        Ok(())
     }
 
     async fn delete_claims(&self, node: &str) -> Result<(), kube::Error> {
@@ -178,14 +279,52 @@ impl Looks<Item> for Leftovers {
         let done = match item {
             Item::Claim(key) => self.strip(key).await,
             Item::Node(name) => self.depart(name).await,
-            Item::Gone(name) => self.forget(name).await,
+            Item::Gone(name) => self.leave(name).await,
+            Item::Volume(name) => self.tell(name).await,
         };
         match done {
             Ok(()) => Outcome::Done,
             Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(?item, error = %chain(&error), "what a predecessor has left is still there");
+                tracing::warn!(?item, error = %chain(&error), "what was left behind is still there");
                 Outcome::Failed
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(deleted: bool) -> LogicalVolume {
+        serde_json::from_value(json!({
+            "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+            "metadata": {"name": "pvc-1", "uid": "u", "deletionTimestamp": deleted.then_some("2026-01-01T00:00:00Z")},
+            "spec": {"name": "pvc-1", "nodeName": "n1", "size": "1Gi"}, "status": {"volumeID": "lv-1"},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn volumes_of_a_node_that_has_left_are_kept_unless_deletion_is_asked_for() {
+        assert_eq!(fate(Departure::default(), true), Fate::Kept);
+        assert_eq!(fate(Departure::Keep, false), Fate::Kept);
+        assert_eq!(fate(Departure::Delete, true), Fate::Deleted);
+    }
+
+    #[test]
+    fn a_node_that_was_never_seen_in_this_cluster_has_not_left_it() {
+        assert_eq!(fate(Departure::Delete, false), Fate::Kept);
+    }
+
+    #[test]
+    fn whoever_waits_for_a_node_that_has_left_is_told_what_to_do() {
+        let told = told_of(&volume(false), Personality::Topolvm);
+        assert!(told.contains("node n1 has left") && told.contains("lv-1"), "{told}");
+        assert!(told.contains("are kept") && told.contains("delete the claim"), "{told}");
+        let told = told_of(&volume(true), Personality::Legacy);
+        assert!(told.contains("lv-1 is removed when a node of that name is back"), "{told}");
+        let command = r#"kubectl patch logicalvolumes.topolvm.cybozu.com pvc-1 --type=merge --patch '{"metadata":{"finalizers":null}}'"#;
+        assert!(told.ends_with(command), "{told}");
     }
 }

@@ -5,6 +5,7 @@
 mod bad_input;
 mod crashes;
 mod definitions;
+mod departure;
 mod outage;
 mod protection;
 mod scenarios;
@@ -47,7 +48,7 @@ fn roles(brief: bool, long: bool) -> Vec<Case> {
     let outage = if long { outage::LONG } else { outage::SHORT };
     let definitions = if brief { &[] } else { definitions::CASES };
     let scenarios = scenarios::of_three_nodes();
-    [CASES, protection::CASES, bad_input::CASES, &scenarios, outage, definitions].concat()
+    [CASES, protection::CASES, bad_input::CASES, departure::CASES, &scenarios, outage, definitions].concat()
 }
 
 /// What is done in a cluster with one.

@@ -1,0 +1,84 @@
+//! A node leaves the cluster, and comes back with its disks.
+
+use anyhow::{Context, Result, ensure};
+
+use super::LVMS;
+use super::protection::{has_lv, made_for};
+use crate::cluster::{Cluster, Node};
+use crate::deployed::{self, NAMESPACE};
+use crate::suites::cluster::Case;
+use crate::suites::stage::{READ, Stage, WRITE, await_event, on_a_stage};
+
+pub(super) const CASES: &[Case] = &[(
+    "volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back",
+    volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back,
+)];
+
+fn volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back(cluster: &Cluster) -> Result<()> {
+    let node = cluster.nodes().last().context("a node")?;
+    on_a_stage(cluster, &LVMS, "departure", "", |stage| {
+        for claim in ["kept", "deleted"] {
+            stage.claim(claim, "thick", "1Gi")?;
+            stage.start_pod(claim, claim, Some(&node.name))?;
+        }
+        let written = stage.run_in("kept", WRITE)?;
+        let volumes = [made_for(stage, "kept")?, made_for(stage, "deleted")?];
+        for pod in ["kept", "deleted"] {
+            stage.remove_pod(pod)?;
+        }
+        let left = leave(cluster, node).and_then(|()| while_it_is_away(stage, &volumes));
+        come_back(cluster, node)?;
+        left?;
+        let (_, id, _) = &volumes[1];
+        cluster
+            .wait_for("what was deleted meanwhile to be gone", || Ok(!has_lv(cluster, &node.name, id)?))?;
+        stage.start_pod("again", "kept", None)?;
+        ensure!(stage.run_in("again", READ)? == written, "the data has changed");
+        Ok(())
+    })
+}
+
+/// All that runs on the node ends before its Node goes: the driver would do its work as long as its token is good.
+fn leave(cluster: &Cluster, node: &Node) -> Result<()> {
+    node.guest
+        .script("pkill -9 -x kubelet; pkill -9 -x lvms; while pgrep -x kubelet; do sleep 0.1; done")
+        .run()?;
+    cluster.kubectl(["delete", "node", &node.name])?;
+    Ok(())
+}
+
+fn come_back(cluster: &Cluster, node: &Node) -> Result<()> {
+    node.restart_kubelet()?;
+    cluster.wait_for(&format!("{} to be back with its driver", node.name), || {
+        let told = cluster.get(["--namespace", NAMESPACE, "lvmnode", &node.name])?;
+        Ok(told["status"]["state"] == "Ready" && deployed::is_registered(cluster, &node.name)?)
+    })
+}
+
+fn while_it_is_away(stage: &Stage<'_>, volumes: &[(String, String, String)]) -> Result<()> {
+    let cluster = stage.cluster;
+    for (claim, (volume, id, node)) in ["kept", "deleted"].iter().zip(volumes) {
+        let told = format!(
+            "node {node} has left the cluster: the logical volume {id} on its disks and the claim are kept"
+        );
+        // One for the LogicalVolume and one for the PersistentVolume, which has the same name.
+        await_event(cluster, "default", volume, "NodeGone", &told)?;
+        for kind in ["LogicalVolume", "PersistentVolume"] {
+            let about = format!("involvedObject.name={volume},involvedObject.kind={kind},reason=NodeGone");
+            cluster.wait_for(&format!("an event about {kind} {volume}"), || {
+                let events = cluster.get(["events", "--namespace=default", "--field-selector", &about])?;
+                Ok(events["items"].as_array().is_some_and(|items| !items.is_empty()))
+            })?;
+        }
+        stage.await_event(claim, "NodeGone", &told)?;
+    }
+    ensure!(stage.get("pvc", "kept")?["status"]["phase"] == "Bound", "a claim was not kept");
+    stage.kubectl(&["delete", "pvc", "deleted", "--wait=false"])?;
+    let (volume, id, _) = &volumes[1];
+    let told = format!("the logical volume {id} is removed when a node of that name is back");
+    await_event(cluster, "default", volume, "NodeGone", &told)?;
+    stage.await_event("deleted", "NodeGone", &told)?;
+    let nodes = cluster.kubectl(["--namespace", NAMESPACE, "get", "lvmnodes", "--output=name"])?;
+    ensure!(!nodes.contains(&volumes[0].2), "a node that has left is still told of: {nodes}");
+    Ok(())
+}
