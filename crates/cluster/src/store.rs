@@ -128,9 +128,14 @@ where
         lock(&self.known).objects.values().cloned().collect()
     }
 
-    /// Who wants to be told of changes. It must not take long.
+    /// Who wants to be told of changes, and of all that is known already. It must not take long.
     pub fn listen(&self, listener: impl Fn(Option<&Arc<K>>, Option<&Arc<K>>) + Send + Sync + 'static) {
-        lock(&self.listeners).push(Box::new(listener));
+        // What changes meanwhile is told after this.
+        let mut listeners = lock(&self.listeners);
+        for object in self.all() {
+            listener(None, Some(&object));
+        }
+        listeners.push(Box::new(listener));
     }
 
     /// Waits until all objects that were there at first are known.
@@ -351,6 +356,20 @@ mod tests {
             ("c", true, false),
         ];
         assert_eq!(told, expected.map(|(name, before, now)| (name.to_owned(), before, now)));
+    }
+
+    #[tokio::test]
+    async fn whoever_begins_to_listen_is_told_of_what_is_known_already() {
+        let store = Store::default();
+        fed(&store, vec![Ok(Event::Apply(node("a", "1"))), Ok(Event::Apply(node("b", "2")))]).await;
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let telling = Arc::clone(&told);
+        store.listen(move |before: Option<&Arc<Node>>, now| {
+            lock(&telling).push((before.is_some(), now.map(|node| node.name_any()).unwrap_or_default()));
+        });
+        fed(&store, vec![Ok(Event::Apply(node("b", "3")))]).await;
+        let expected = [(false, "a"), (false, "b"), (true, "b")];
+        assert_eq!(lock(&told).clone(), expected.map(|(before, name)| (before, name.to_owned())));
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! `lvms operator`: the cluster's part, all of it, while it leads.
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +59,9 @@ pub struct Role {
     pub socket: Option<PathBuf>,
 }
 
+/// What has ended is begun again after so long.
+const AGAIN: Duration = Duration::from_secs(2);
+
 /// The lease of the leader.
 const LEASE: &str = "lvms-operator";
 
@@ -85,8 +89,21 @@ impl Role {
         }
     }
 
+    /// Leads where nobody else can, whenever no predecessor can act. Without the API nobody knows that for long: the
+    /// work ends then, and begins again with what the API says when it is back.
+    pub async fn lead_on(self) -> Infallible {
+        again_and_again(Arc::clone(&self.stores), |stores| {
+            let role = Role { stores, ..self.clone() };
+            async move {
+                let _counted = Counted(Arc::clone(&role.metrics));
+                role.lead_alone().await;
+            }
+        })
+        .await
+    }
+
     /// Does all work as long as no predecessor can do any.
-    pub async fn lead_alone(self) {
+    async fn lead_alone(self) {
         let predecessor = self.predecessor();
         predecessor.kept_out(self.lead()).await;
     }
@@ -184,6 +201,19 @@ impl Role {
     }
 }
 
+/// Acts, and acts again when that has ended. What the first act knows may be old by then: each other begins with nothing.
+async fn again_and_again<Act: Future<Output = ()>>(
+    first: Arc<Stores>,
+    act: impl Fn(Arc<Stores>) -> Act,
+) -> Infallible {
+    let mut stores = first;
+    loop {
+        act(std::mem::take(&mut stores)).await;
+        tracing::warn!("does not lead any more");
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
 /// Serves CSI's Identity and Controller services.
 async fn serve(socket: PathBuf, personality: Personality, volumes: ClusterVolumes) {
     let listener = match sockets::bind(&socket) {
@@ -233,5 +263,28 @@ struct Counted(Arc<Metrics>);
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.count(Vec::new());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_whose_work_has_ended_leads_again_with_nothing_in_mind() {
+        let first = Arc::new(Stores { are_volumes_followed: true, ..Stores::default() });
+        let led: Mutex<Vec<Arc<Stores>>> = Mutex::default();
+        let leading = again_and_again(Arc::clone(&first), |stores| {
+            led.lock().unwrap().push(stores);
+            std::future::ready(())
+        });
+        assert!(tokio::time::timeout(3 * AGAIN, leading).await.is_err(), "it has ended");
+        let led = led.into_inner().unwrap();
+        assert!(led.len() > 2, "it has led {} times", led.len());
+        assert!(Arc::ptr_eq(&led[0], &first));
+        // They follow all objects themselves, and share nothing with a former time.
+        assert!(led[1..].iter().all(|stores| !stores.are_volumes_followed));
+        assert!(!Arc::ptr_eq(&led[1], &led[2]));
     }
 }

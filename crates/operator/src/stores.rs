@@ -35,6 +35,8 @@ pub struct Stores {
     pub capacities: Arc<Store<Capacity>>,
     /// Contents of snapshots of our driver, where a cluster has such things.
     pub contents: Arc<Store<SnapshotContent>>,
+    /// Whether somebody else in this process follows the LogicalVolumes, and goes on when we do not lead any more.
+    pub are_volumes_followed: bool,
 }
 
 /// The label of a CSIStorageCapacity that names its driver.
@@ -83,16 +85,27 @@ impl Stores {
         tasks.spawn(Arc::clone(&self.nodes).follow(Api::all(client()), store::config(), nodes));
         let lvm_nodes = Api::namespaced(client(), namespace);
         tasks.spawn(Arc::clone(&self.lvm_nodes).follow(lvm_nodes, store::config(), all()));
-        let volumes = Api::all_with(client(), &personality);
-        tasks.spawn(Arc::clone(&self.volumes).follow(volumes, store::config(), all()));
+        if !self.are_volumes_followed {
+            tasks.spawn(self.follow_volumes(connection, personality));
+        }
         let ours = store::config().labels(&format!("{DRIVER_NAME}={driver}"));
         tasks.spawn(Arc::clone(&self.capacities).follow(Api::all(client()), ours, all()));
         tasks.spawn(snapshot::follow(Arc::clone(&self.contents), connection.clone(), driver));
     }
 
+    /// Follows the LogicalVolumes alone, for ever.
+    pub fn follow_volumes(
+        &self,
+        connection: &Connection,
+        personality: Personality,
+    ) -> impl Future<Output = ()> + use<> {
+        let volumes = Api::all_with(connection.watching.clone(), &personality);
+        Arc::clone(&self.volumes).follow(volumes, store::config(), all())
+    }
+
     /// Waits until all objects that were there at first are known; contents of snapshots may come later.
     pub fn complete(&self) -> impl Future<Output = ()> {
-        let Stores { claims, persistent, classes, nodes, lvm_nodes, volumes, capacities, contents: _ } = self;
+        let Stores { claims, persistent, classes, nodes, lvm_nodes, volumes, capacities, .. } = self;
         async move {
             tokio::join!(
                 claims.complete(),
