@@ -6,6 +6,7 @@ use std::fmt;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use lvms_api::logical_volume::READ_WRITE;
+use lvms_api::names::ADOPTS;
 use lvms_api::{LogicalVolume, LvmNode, Personality};
 
 /// A LogicalVolume, and what would become of it.
@@ -28,6 +29,8 @@ pub enum Trouble {
     Copying,
     /// It was deleted, and is kept because something names it.
     Kept,
+    /// It came back: its LV, the one of this name, is not called as TopoLVM expects.
+    CameBack(String),
 }
 
 impl fmt::Display for Trouble {
@@ -45,6 +48,12 @@ impl fmt::Display for Trouble {
             Trouble::Kept => out.write_str(
                 "it is deleted, and its data is kept because something names it: TopoLVM removes it at once; take its \
                  finalizer away to keep the logical volume",
+            ),
+            Trouble::CameBack(lv) => write!(
+                out,
+                "it was restored for the logical volume {lv}, which was there before: TopoLVM looks for one with this \
+                 object's uid, so it can be mounted there but not grown, and its logical volume is left when it is deleted; \
+                 clone its claim and delete the claim"
             ),
         }
     }
@@ -79,7 +88,8 @@ fn findings(volumes: &[LogicalVolume], nodes: &[LvmNode]) -> Vec<Finding> {
         } else if volume.spec.access_type == READ_WRITE && volume.volume_id().is_none() {
             Some(Trouble::Copying)
         } else {
-            None
+            let lv = volume.volume_id().or(volume.annotation(ADOPTS));
+            lv.filter(|lv| *lv != volume.uid()).map(|lv| Trouble::CameBack(lv.to_owned()))
         }
     };
     let mut found: Vec<Finding> = volumes
@@ -122,17 +132,32 @@ mod tests {
 
     #[test]
     fn what_topolvm_knows_stands_in_no_way() {
-        let made = json!({"volumeID": "x", "currentSize": "1Gi"});
+        let made = |id: &str| json!({"volumeID": id, "currentSize": "1Gi"});
         let thin = json!({"source": "a", "accessType": "ro"});
         let copied = json!({"source": "a", "accessType": "rw"});
         let volumes = [
-            volume("plain", "thick", &json!({}), &made),
+            volume("plain", "thick", &json!({}), &made("plain")),
             volume("new", "thick", &json!({}), &Value::Null),
-            volume("thin-snapshot", "thin", &thin, &made),
-            volume("default-snapshot", "", &thin, &made),
-            volume("copied", "thick", &copied, &made),
+            volume("thin-snapshot", "thin", &thin, &made("thin-snapshot")),
+            volume("default-snapshot", "", &thin, &made("default-snapshot")),
+            volume("copied", "thick", &copied, &made("copied")),
         ];
         assert_eq!(findings(&volumes, &[node()]), []);
+    }
+
+    #[test]
+    fn what_came_back_for_an_lv_with_another_name_is_listed() {
+        let made = json!({"volumeID": "former", "currentSize": "1Gi"});
+        let mut adopts = volume("b-adopts", "thick", &json!({}), &Value::Null);
+        adopts.metadata.annotations = Some([(ADOPTS.to_owned(), "former".to_owned())].into());
+        let volumes = [volume("a-restored", "thick", &json!({}), &made), adopts];
+        let found = findings(&volumes, &[node()]);
+        let names: Vec<_> = found.iter().map(|found| found.volume.as_str()).collect();
+        assert_eq!(names, ["a-restored", "b-adopts"]);
+        for found in found {
+            assert_eq!(found.trouble, Trouble::CameBack("former".into()));
+            assert!(found.trouble.to_string().contains("clone its claim"), "{}", found.trouble);
+        }
     }
 
     #[test]
