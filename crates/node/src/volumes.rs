@@ -261,11 +261,15 @@ impl Volumes {
     }
 
     fn retain(&self, object: &LogicalVolume) -> Result<Outcome, Failure> {
-        let claim = object.annotation(CLAIM).unwrap_or_default();
-        let told = format!(
-            "its claim {claim} is gone and no PersistentVolume names it, but somebody has used it: its data is kept until \
-             this object is deleted"
-        );
+        let named = if object.is_snapshot() {
+            "no VolumeSnapshotContent names it any more".to_owned()
+        } else {
+            let claim = object.annotation(CLAIM).map(|claim| format!(" {claim}")).unwrap_or_default();
+            format!(
+                "neither its claim{claim} nor a PersistentVolume names it any more, but somebody has used it"
+            )
+        };
+        let told = format!("{named}: its data is kept until this object is deleted");
         self.events.warn(self.about(object), "Retained", told);
         Ok(Outcome::Done)
     }

@@ -4,7 +4,7 @@
 //! - [`provision`]: a claim becomes a LogicalVolume; when its node has made it, a PersistentVolume.
 //! - [`reclaim`]: a released PersistentVolume takes its LogicalVolume along.
 //! - [`release`]: the second key: a LogicalVolume goes only if nothing names it any more.
-//! - [`orphans`]: what a claim that was deleted in the middle has left.
+//! - [`orphans`]: LogicalVolumes that nothing names.
 //! - [`restore`]: a PersistentVolume whose LogicalVolume is gone gets it back.
 //! - [`protect`]: the source of a copy stays until the copy is there.
 //! - [`resize`]: a claim that asks for more gets it.

@@ -1,27 +1,35 @@
-//! What a claim that was deleted in the middle has left: a LogicalVolume without claim and PersistentVolume.
+//! LogicalVolumes that nothing names: what a claim that was deleted in the middle has left, what was to be retained, and
+//! what was restored from a backup beside the LV that its PersistentVolume names.
 //!
-//! It is collected only if it never had an LV, or its node says that nobody has ever used that; otherwise it is
+//! One is collected only if it never had an LV, or its node says that nobody has ever used that; otherwise it is
 //! somebody's data, and told.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Api;
+use kube::api::ListParams;
 use lvms_api::LogicalVolume;
 use lvms_api::names::{ADOPTS, CLAIM, ORPHANED};
-use lvms_cluster::slim::{Claim, PersistentVolume};
+use lvms_cluster::slim::{Claim, PersistentVolume, SnapshotContent};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience};
-use lvms_cluster::write::{self, passes};
+use lvms_cluster::write::{self, is_not_found, passes};
 use lvms_cluster::{Outcome, Work};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::Context;
 use crate::release::Release;
+use crate::snapshot;
 
 const PATIENCE: Patience = Patience { first: Duration::from_secs(5), longest: Duration::from_secs(300) };
 
 const AT_ONCE: usize = 4;
+
+/// Objects per answer.
+const PAGE: u32 = 200;
 
 /// What to do next about one.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,16 +49,41 @@ pub struct Orphans {
     work: Arc<Work<String>>,
 }
 
-/// The uid of the claim that a LogicalVolume was made for.
-fn claim_of(volume: &LogicalVolume) -> Option<&str> {
-    volume.annotation(CLAIM)?;
-    volume.name().strip_prefix("pvc-")
+/// What a LogicalVolume was made for.
+#[derive(Debug, PartialEq, Eq)]
+enum MadeFor<'a> {
+    /// A claim, with this uid.
+    Claim(&'a str),
+    /// A VolumeSnapshot.
+    Snapshot,
+}
+
+/// What a LogicalVolume was made for, by us or by TopoLVM; `None` if a client of CSI has asked for it by another name.
+fn made_for(volume: &LogicalVolume) -> Option<MadeFor<'_>> {
+    let uid =
+        |prefix| volume.name().strip_prefix(prefix).filter(|uid: &&str| uuid::Uuid::try_parse(uid).is_ok());
+    if volume.is_snapshot() {
+        return uid("snapshot-").map(|_| MadeFor::Snapshot);
+    }
+    uid("pvc-").map(MadeFor::Claim)
+}
+
+/// Whether a volume's claim or the PersistentVolume of its name wants it. One that names another LV does not, and then
+/// the claim has that.
+fn is_named(volume: &LogicalVolume, named: Option<&PersistentVolume>, driver: &str, has_claim: bool) -> bool {
+    named.map_or(has_claim, |named| named.handle(driver) == Some(volume.lv()))
+}
+
+/// Whether a content is a snapshot that a LogicalVolume is, or is going to be.
+fn is_of(content: &SnapshotContent, volume: &LogicalVolume) -> bool {
+    snapshot::handle(content) == Some(volume.lv()) || snapshot::volume_name(content) == volume.name()
 }
 
 impl Orphans {
     /// Is told by claims that are gone, and by LogicalVolumes.
     pub fn new(context: Arc<Context>, release: Arc<Release>) -> Orphans {
         let work: Arc<Work<String>> = Work::new("orphans", PATIENCE);
+        let driver = context.personality.driver();
         let (told, volumes) = (Arc::clone(&work), Arc::clone(&context.stores.volumes));
         context.stores.claims.listen(move |before, now| {
             if now.is_none()
@@ -60,10 +93,27 @@ impl Orphans {
                 told.add(volume.name().to_owned());
             }
         });
-        let told = Arc::clone(&work);
+        let (told, volumes) = (Arc::clone(&work), Arc::clone(&context.stores.volumes));
         context.stores.persistent.listen(move |before, now| {
+            let concerned = match (before, now) {
+                (_, Some(now)) => {
+                    volumes.named(now.name()).filter(|volume| !is_named(volume, Some(now), driver, false))
+                }
+                (Some(before), None) => {
+                    let handle = before.handle(driver);
+                    volumes.find(|volume| handle == Some(volume.lv()))
+                }
+                (None, None) => None,
+            };
+            if let Some(volume) = concerned {
+                told.add(volume.name().to_owned());
+            }
+        });
+        let (told, volumes) = (Arc::clone(&work), Arc::clone(&context.stores.volumes));
+        context.stores.contents.listen(move |before, now| {
             if now.is_none()
-                && let Some(volume) = before
+                && let Some(content) = before
+                && let Some(volume) = volumes.find(|volume| is_of(content, volume))
             {
                 told.add(volume.name().to_owned());
             }
@@ -71,7 +121,7 @@ impl Orphans {
         let told = Arc::clone(&work);
         context.stores.volumes.listen(move |before, now| {
             if let Some(volume) = now
-                && claim_of(volume).is_some()
+                && made_for(volume).is_some()
                 && !volume.is_deleted()
                 && (before.is_none() || volume.is_unused())
             {
@@ -88,18 +138,24 @@ impl Orphans {
 
     /// Collects for ever.
     pub async fn run(self) {
-        Arc::clone(&self.work).looked_at_by(Arc::new(self), AT_ONCE).await;
+        let (work, context) = (Arc::clone(&self.work), Arc::clone(&self.context));
+        let snapshots = async {
+            // What was looked at before they were known has to be looked at again.
+            context.stores.contents.complete().await;
+            for volume in context.stores.volumes.filter(LogicalVolume::is_snapshot) {
+                work.add(volume.name().to_owned());
+            }
+        };
+        tokio::join!(Arc::clone(&self.work).looked_at_by(Arc::new(self), AT_ONCE), snapshots);
     }
 
     async fn act(&self, volume: &LogicalVolume) -> Result<(), kube::Error> {
-        let stores = &self.context.stores;
-        let Some(uid) = claim_of(volume).filter(|_| !volume.is_deleted()) else { return Ok(()) };
-        let known = stores.claims.find(|claim| claim.uid() == uid).is_some()
-            || stores.persistent.named(volume.name()).is_some();
-        if known || self.is_wanted(volume, uid).await? {
+        let Some(made_for) = made_for(volume).filter(|_| !volume.is_deleted()) else { return Ok(()) };
+        let act = decide(volume);
+        if act == Act::Nothing || self.is_wanted(volume, &made_for).await? {
             return Ok(());
         }
-        match decide(volume) {
+        match act {
             Act::Nothing => {}
             Act::Collect => {
                 tracing::info!(
@@ -113,27 +169,81 @@ impl Orphans {
                 let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
                 let change = json!({ "metadata": { "annotations": { ORPHANED: now } } });
                 let changed = write::change(&self.context.logical_volumes(), volume, change).await?;
-                stores.volumes.answered(changed);
+                self.context.stores.volumes.answered(changed);
             }
         }
         Ok(())
     }
 
-    /// Whether the API itself knows somebody who wants it.
-    async fn is_wanted(&self, volume: &LogicalVolume, uid: &str) -> Result<bool, kube::Error> {
-        let (namespace, name) =
-            volume.annotation(CLAIM).and_then(|claim| claim.split_once('/')).unwrap_or_default();
-        let claims: Api<Claim> = Api::namespaced(self.context.client.clone(), namespace);
-        if claims.get_opt(name).await?.is_some_and(|claim| claim.uid() == uid) {
+    /// Whether somebody wants it. That nobody does is said by the API itself.
+    async fn is_wanted(&self, volume: &LogicalVolume, made_for: &MadeFor<'_>) -> Result<bool, kube::Error> {
+        let (stores, driver) = (&self.context.stores, self.context.personality.driver());
+        match made_for {
+            MadeFor::Snapshot => {
+                let known = !stores.contents.is_complete()
+                    || stores.contents.find(|content| is_of(content, volume)).is_some();
+                Ok(known || self.has_content(volume).await?)
+            }
+            MadeFor::Claim(uid) => {
+                let of_its_name = stores.persistent.named(volume.name());
+                let named =
+                    || stores.persistent.find(|one| one.handle(driver) == Some(volume.lv())).is_some();
+                let claim = stores.claims.find(|claim| claim.uid() == *uid).is_some();
+                if is_named(volume, of_its_name.as_deref(), driver, claim) || named() {
+                    return Ok(true);
+                }
+                let volumes: Api<PersistentVolume> = Api::all(self.context.client.clone());
+                let of_its_name = volumes.get_opt(volume.name()).await?;
+                let claim = of_its_name.is_none() && self.has_claim(volume, uid).await?;
+                Ok(is_named(volume, of_its_name.as_ref(), driver, claim))
+            }
+        }
+    }
+
+    /// Whether the claim that it was made for is there. TopoLVM does not note which that was.
+    async fn has_claim(&self, volume: &LogicalVolume, uid: &str) -> Result<bool, kube::Error> {
+        if let Some((namespace, name)) = volume.annotation(CLAIM).and_then(|claim| claim.split_once('/')) {
+            let claims: Api<Claim> = Api::namespaced(self.context.client.clone(), namespace);
+            return Ok(claims.get_opt(name).await?.is_some_and(|claim| claim.uid() == uid));
+        }
+        let claims: Api<Claim> = Api::all(self.context.client.clone());
+        any(&claims, |claim| claim.uid() == uid).await
+    }
+
+    /// Whether there is a VolumeSnapshotContent for it. Without the snapshot API it is not known.
+    async fn has_content(&self, volume: &LogicalVolume) -> Result<bool, kube::Error> {
+        let contents: Api<SnapshotContent> = Api::all(self.context.client.clone());
+        match any(&contents, |content| is_of(content, volume)).await {
+            Err(error) if is_not_found(&error) => Ok(true),
+            found => found,
+        }
+    }
+}
+
+/// Whether the API has an object that fulfils something.
+async fn any<K>(api: &Api<K>, wanted: impl Fn(&K) -> bool) -> Result<bool, kube::Error>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let list = api.list(&page).await?;
+        if list.items.iter().any(&wanted) {
             return Ok(true);
         }
-        let volumes: Api<PersistentVolume> = Api::all(self.context.client.clone());
-        Ok(volumes.get_opt(volume.name()).await?.is_some())
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(false),
+        }
     }
 }
 
 /// What to do about a LogicalVolume that nobody wants any more.
 fn decide(volume: &LogicalVolume) -> Act {
+    if volume.is_snapshot() {
+        let told = volume.volume_id().is_none() || volume.annotation(ORPHANED).is_some();
+        return if told { Act::Nothing } else { Act::Mark };
+    }
     // What adopts an LV has one, with somebody's data, though its node has not told of it yet.
     let never_had_one = volume.volume_id().is_none() && volume.annotation(ADOPTS).is_none();
     if never_had_one || (volume.is_unused() && volume.volume_id().is_some()) {
@@ -182,6 +292,54 @@ mod tests {
         assert_eq!(decided(&json!({ORPHANED: "now"}), &made), Act::Nothing);
         assert_eq!(decided(&json!({ORPHANED: "now", UNUSED: "own"}), &made), Act::Collect);
         assert_eq!(decided(&json!({ORPHANED: "now", UNUSED: "of a backup"}), &made), Act::Nothing);
+    }
+
+    #[test]
+    fn what_was_retained_is_told_whoever_made_it_and_a_snapshot_is_never_collected() {
+        let uid = "4a7f3a60-7b0c-4c1e-9a53-3b8a5f7c2d11";
+        let read = |name: &str, spec: Value, status: Value| -> LogicalVolume {
+            let mut volume = json!({
+                "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume", "metadata": {"name": name, "uid": "own"},
+                "spec": {"name": name, "nodeName": "n1", "size": "1Gi"}, "status": status,
+            });
+            for (key, value) in spec.as_object().unwrap() {
+                volume["spec"][key] = value.clone();
+            }
+            serde_json::from_value(volume).unwrap()
+        };
+        let made = json!({"volumeID": "own", "currentSize": "1Gi"});
+        let of_topolvm = read(&format!("pvc-{uid}"), json!({}), made.clone());
+        assert_eq!((made_for(&of_topolvm), decide(&of_topolvm)), (Some(MadeFor::Claim(uid)), Act::Mark));
+        let ro = json!({"source": "pvc-0", "accessType": "ro"});
+        let mut snapshot = read(&format!("snapshot-{uid}"), ro.clone(), made.clone());
+        assert_eq!((made_for(&snapshot), decide(&snapshot)), (Some(MadeFor::Snapshot), Act::Mark));
+        snapshot.metadata.annotations =
+            Some([ORPHANED, UNUSED].map(|key| (key.to_owned(), "own".to_owned())).into());
+        assert_eq!(decide(&snapshot), Act::Nothing);
+        assert_eq!(decide(&read(&format!("snapshot-{uid}"), ro, Value::Null)), Act::Nothing);
+        for by_hand in ["data", "pvc-data", uid] {
+            assert_eq!(made_for(&read(by_hand, json!({}), made.clone())), None, "{by_hand}");
+        }
+    }
+
+    #[test]
+    fn a_volume_is_wanted_by_what_names_its_lv_or_by_a_claim_that_has_no_other() {
+        let volume: LogicalVolume = serde_json::from_value(json!({
+            "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume", "metadata": {"name": "pvc-1", "uid": "own"},
+        }))
+        .unwrap();
+        let of = |handle: &str| -> PersistentVolume {
+            let csi = json!({"driver": "topolvm.io", "volumeHandle": handle});
+            serde_json::from_value(json!({"metadata": {"name": "pvc-1"}, "spec": {"csi": csi}})).unwrap()
+        };
+        let is_named = |named: Option<PersistentVolume>, claim: bool| {
+            super::is_named(&volume, named.as_ref(), "topolvm.io", claim)
+        };
+        assert!(is_named(Some(of("own")), false));
+        assert!(is_named(None, true));
+        assert!(!is_named(None, false));
+        // It was restored from a backup, and its data is in the LV that its PersistentVolume names.
+        assert!(!is_named(Some(of("former")), true));
     }
 
     #[test]

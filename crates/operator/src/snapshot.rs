@@ -16,7 +16,8 @@ use lvms_cluster::write::{self, Created, is_not_found, passes};
 use lvms_cluster::{Connection, Outcome, Reference, Store, Work};
 use serde_json::{Value, json};
 
-use self::decide::{Act, BEING_CREATED, FINALIZER, View, decide, handle, volume_name};
+use self::decide::{Act, BEING_CREATED, FINALIZER, View, decide};
+pub(crate) use self::decide::{handle, volume_name};
 use crate::Context;
 use crate::release::Release;
 

@@ -175,7 +175,8 @@ fn staying(object: &LogicalVolume, status: &Status, wanted: Bytes, lv: &Lv) -> A
             }
             match object.annotation(ORPHANED) {
                 Some(_) if object.is_unused() => Act::Nothing,
-                Some(_) if *unused => Act::Vouch,
+                // A snapshot is what somebody asked for, whether anything is on it or not.
+                Some(_) if *unused && !object.is_snapshot() => Act::Vouch,
                 Some(_) => Act::Retain,
                 None => Act::Nothing,
             }
@@ -404,6 +405,9 @@ mod tests {
         assert_eq!(decide(&orphan, P, &unused), Act::Vouch);
         assert_eq!(decide(&annotated(orphan, lvms_api::names::UNUSED), P, &unused), Act::Nothing);
         assert_eq!(decide(&settled(), P, &unused), Act::Nothing);
+        let mut snapshot = annotated(settled(), ORPHANED);
+        (snapshot.spec.source, snapshot.spec.access_type) = ("pvc-0".into(), READ_ONLY.into());
+        assert_eq!(decide(&snapshot, P, &unused), Act::Retain);
     }
 
     #[test]

@@ -55,12 +55,12 @@ pub(super) enum Act {
 }
 
 /// The name of the LogicalVolume for a snapshot.
-pub(super) fn volume_name(content: &SnapshotContent) -> String {
+pub(crate) fn volume_name(content: &SnapshotContent) -> String {
     format!("snapshot-{}", content.spec.volume_snapshot_ref.uid)
 }
 
 /// What the driver calls it, if it knows it.
-pub(super) fn handle(content: &SnapshotContent) -> Option<&str> {
+pub(crate) fn handle(content: &SnapshotContent) -> Option<&str> {
     let told = content.status.as_ref().and_then(|status| status.snapshot_handle.as_deref());
     told.or(content.spec.source.snapshot_handle.as_deref()).filter(|handle| !handle.is_empty())
 }

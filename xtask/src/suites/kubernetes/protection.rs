@@ -135,6 +135,8 @@ fn data_of_a_retained_volume_is_kept(cluster: &Cluster) -> Result<()> {
         })?;
         ensure!(has_lv(cluster, &node, &id)?, "the data is gone");
         ensure!(cluster.get(["logicalvolume", &volume])?["status"]["volumeID"] == id.as_str());
+        let told = "its data is kept until this object is deleted";
+        await_event(cluster, "default", &volume, "Retained", told)?;
         // Whoever wants it gone deletes the LogicalVolume, as with TopoLVM.
         cluster.kubectl(["delete", "logicalvolume", &volume, "--wait=false"])?;
         cluster.wait_for("the logical volume to be gone", || Ok(!has_lv(cluster, &node, &id)?))
