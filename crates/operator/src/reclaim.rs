@@ -1,12 +1,16 @@
 //! A released PersistentVolume takes its LogicalVolume along.
+//!
+//! If that is missing, and nobody knows that its node has removed the LV, it is made again and goes the same way: an LV
+//! that nothing names any more would never be found.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kube::Api;
-use lvms_api::Personality;
 use lvms_api::names::kubernetes::{PROVISIONED_BY, VOLUME_FINALIZER};
-use lvms_cluster::slim::{PersistentVolume, annotation, has_finalizer};
+use lvms_api::{LogicalVolume, Personality};
+use lvms_cluster::slim::{Node, PersistentVolume, annotation, has_finalizer};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, passes};
@@ -14,6 +18,7 @@ use lvms_cluster::{Outcome, Reference, Work};
 
 use crate::Context;
 use crate::release::{Release, is_given_up};
+use crate::restore;
 
 /// What cannot be deleted now is tried again after a second, and later at the most after thirty.
 const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
@@ -37,29 +42,48 @@ pub struct Reclaim {
     context: Arc<Context>,
     release: Arc<Release>,
     work: Arc<Work<String>>,
+    removed: Arc<Removed>,
+}
+
+/// Handles of PersistentVolumes whose LogicalVolume was let go with both keys: if it is not there any more, its node has
+/// removed the LV. Of others that is not known.
+#[derive(Default)]
+struct Removed(Mutex<BTreeSet<String>>);
+
+impl Removed {
+    fn handles(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Reclaim {
     /// Is told by PersistentVolumes, and by LogicalVolumes that are gone or cannot go.
     pub fn new(context: Arc<Context>, release: Arc<Release>) -> Reclaim {
         let work: Arc<Work<String>> = Work::new("reclaim", PATIENCE);
-        let told = Arc::clone(&work);
-        context.stores.persistent.listen(move |_, now| {
-            if let Some(volume) = now {
-                told.add(volume.name().to_owned());
+        let removed: Arc<Removed> = Arc::default();
+        let driver = context.personality.driver();
+        let (told, forget) = (Arc::clone(&work), Arc::clone(&removed));
+        context.stores.persistent.listen(move |before, now| match (before, now) {
+            (_, Some(volume)) => told.add(volume.name().to_owned()),
+            (Some(gone), None) => {
+                forget.handles().remove(gone.handle(driver).unwrap_or_default());
             }
+            (None, None) => {}
         });
         let (told, persistent) = (Arc::clone(&work), Arc::clone(&context.stores.persistent));
-        let driver = context.personality.driver();
+        let remember = Arc::clone(&removed);
         context.stores.volumes.listen(move |before, now| {
             if now.is_none_or(|volume| volume.removal_failure().is_some())
-                && let Some(handle) = now.or(before).and_then(|volume| volume.volume_id())
+                && let Some(handle) = now.or(before).map(|volume| volume.lv())
                 && let Some(volume) = persistent.find(|volume| volume.handle(driver) == Some(handle))
             {
+                if now.is_none() && before.is_some_and(|gone| gone.is_deleted() && gone.is_released()) {
+                    remember.handles().insert(handle.to_owned());
+                }
                 told.add(volume.name().to_owned());
             }
         });
-        Reclaim { context, release, work }
+        Reclaim { context, release, work, removed }
     }
 
     /// The names that wait.
@@ -93,17 +117,28 @@ impl Reclaim {
         let handle = volume.handle(self.context.personality.driver()).unwrap_or_default();
         if let Some(logical) = self.context.logical_volume(volume.name(), handle).await? {
             if !logical.is_deleted() {
-                tracing::info!(volume = volume.name(), node = logical.spec.node_name, "is to be deleted");
-                if let Some(kept) = self.release.remove(&logical).await? {
-                    self.fail(volume, kept.to_string());
-                    return Ok(Outcome::Failed);
-                }
+                return self.remove(volume, &logical).await;
             }
-            // Its node removes the LV, or says why it cannot, and the watch tells.
             if let Some(why) = logical.removal_failure() {
                 self.fail(volume, why.to_owned());
             }
             return Ok(Outcome::Done);
+        }
+        if !self.removed.handles().contains(handle) {
+            // What stores say may be old.
+            let now = self.api().get_opt(volume.name()).await?;
+            let Some(now) = now.filter(|now| now.metadata.uid == volume.metadata.uid) else {
+                return Ok(Outcome::Done);
+            };
+            if decide(&now, self.context.personality) != Act::Delete {
+                return Ok(Outcome::Done);
+            }
+            if let Some(wanted) = self.left_behind(&now).await? {
+                return match restore::put_back(&self.context, &now, &wanted).await? {
+                    Some(logical) => self.remove(&now, &logical).await,
+                    None => Ok(Outcome::Failed),
+                };
+            }
         }
         let api = self.api();
         let unmarked = if has_finalizer(&volume.metadata, VOLUME_FINALIZER) {
@@ -115,6 +150,42 @@ impl Reclaim {
             write::delete(&api, volume.name(), volume.metadata.uid.as_deref().unwrap_or_default()).await?;
         }
         Ok(Outcome::Done)
+    }
+
+    /// Lets its node remove the LV of a PersistentVolume.
+    async fn remove(
+        &self,
+        volume: &PersistentVolume,
+        logical: &LogicalVolume,
+    ) -> Result<Outcome, kube::Error> {
+        tracing::info!(volume = volume.name(), node = logical.spec.node_name, "is to be deleted");
+        if let Some(kept) = self.release.remove(logical).await? {
+            self.fail(volume, kept.to_string());
+            return Ok(Outcome::Failed);
+        }
+        self.removed.handles().insert(logical.lv().to_owned());
+        // Its node removes the LV, or says why it cannot, and the watch tells.
+        Ok(Outcome::Done)
+    }
+
+    /// The LogicalVolume that is missing, though nobody has seen its node remove the LV: somebody has taken finalizers
+    /// away, or another leader has seen it. `None` if no node could remove anything.
+    async fn left_behind(&self, volume: &PersistentVolume) -> Result<Option<LogicalVolume>, kube::Error> {
+        let class = self.context.stores.classes.named(&volume.spec.storage_class_name);
+        let Some(wanted) = restore::named_by(volume, class.as_deref(), self.context.personality) else {
+            return Ok(None);
+        };
+        let nodes: Api<Node> = Api::all(self.context.client.clone());
+        let node = nodes.get_opt(&wanted.spec.node_name).await?;
+        if node.is_none() {
+            tracing::warn!(
+                volume = volume.name(),
+                node = wanted.spec.node_name,
+                lv = wanted.lv(),
+                "is forgotten: its node has left, and its LogicalVolume is gone"
+            );
+        }
+        Ok(node.map(|_| wanted))
     }
 
     fn fail(&self, volume: &PersistentVolume, why: String) {

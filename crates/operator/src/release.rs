@@ -99,8 +99,7 @@ impl Release {
         let driver = context.personality.driver();
         context.stores.persistent.listen(move |before, now| {
             if let Some(handle) = now.or(before).and_then(|volume| volume.handle(driver))
-                && let Some(volume) =
-                    volumes.find(|volume| volume.volume_id() == Some(handle) && volume.is_deleted())
+                && let Some(volume) = volumes.find(|volume| volume.lv() == handle && volume.is_deleted())
             {
                 told.add(volume.name().to_owned());
             }

@@ -42,10 +42,15 @@ impl Restore {
         let driver = context.personality.driver();
         context.stores.volumes.listen(move |before, now| {
             if now.is_none()
-                && let Some(handle) = before.and_then(|volume| volume.volume_id())
-                && let Some(volume) = persistent.find(|volume| volume.handle(driver) == Some(handle))
+                && let Some(gone) = before
             {
-                told.add(volume.name().to_owned());
+                // What had the name of another's LogicalVolume kept that from coming back.
+                let concerns = |volume: &PersistentVolume| {
+                    volume.name() == gone.name() || volume.handle(driver) == Some(gone.lv())
+                };
+                for volume in persistent.filter(concerns) {
+                    told.add(volume.name().to_owned());
+                }
             }
         });
         Restore { context, work }
@@ -83,29 +88,39 @@ impl Restore {
         {
             return Ok(Outcome::Done);
         }
-        let api = self.context.logical_volumes();
-        let about = Reference::to(volume, &());
-        match write::create(&api, &json!(wanted)).await? {
-            Created::Now(created) => {
-                let told = format!(
-                    "its LogicalVolume was gone and is made again, for the logical volume {} on node {}",
-                    wanted.lv(),
-                    wanted.spec.node_name
-                );
-                tracing::warn!(volume = volume.name(), "{told}");
-                self.context.events.warn(about, "LogicalVolumeRestored", told);
-                stores.volumes.answered(created);
-                Ok(Outcome::Done)
-            }
-            Created::AlreadyThere => {
-                let told = format!(
-                    "its LogicalVolume is gone, and another one with the name {} is there, which is not that of {}",
-                    volume.name(),
-                    wanted.lv()
-                );
-                self.context.events.warn(about, "LogicalVolumeMissing", told);
-                Ok(Outcome::Failed)
-            }
+        let made = put_back(&self.context, volume, &wanted).await?;
+        Ok(if made.is_some() { Outcome::Done } else { Outcome::Failed })
+    }
+}
+
+/// Makes the LogicalVolume of a PersistentVolume again; `None` if another one has its name.
+pub(crate) async fn put_back(
+    context: &Context,
+    volume: &PersistentVolume,
+    wanted: &LogicalVolume,
+) -> Result<Option<LogicalVolume>, kube::Error> {
+    let api = context.logical_volumes();
+    let about = Reference::to(volume, &());
+    match write::create(&api, &json!(wanted)).await? {
+        Created::Now(created) => {
+            let told = format!(
+                "its LogicalVolume was gone and is made again, for the logical volume {} on node {}",
+                wanted.lv(),
+                wanted.spec.node_name
+            );
+            tracing::warn!(volume = volume.name(), "{told}");
+            context.events.warn(about, "LogicalVolumeRestored", told);
+            context.stores.volumes.answered(created.clone());
+            Ok(Some(created))
+        }
+        Created::AlreadyThere => {
+            let told = format!(
+                "its LogicalVolume is gone, and another one with the name {} is there, which is not that of {}",
+                volume.name(),
+                wanted.lv()
+            );
+            context.events.warn(about, "LogicalVolumeMissing", told);
+            Ok(None)
         }
     }
 }
@@ -116,11 +131,20 @@ fn lost(
     class: Option<&StorageClass>,
     personality: Personality,
 ) -> Option<LogicalVolume> {
-    let handle = volume.handle(personality.driver())?;
     let used = matches!(volume.status.phase.as_str(), "Bound" | "Available");
     if !used || volume.metadata.deletion_timestamp.is_some() {
         return None;
     }
+    named_by(volume, class, personality)
+}
+
+/// The LogicalVolume for the LV that a PersistentVolume names.
+pub(crate) fn named_by(
+    volume: &PersistentVolume,
+    class: Option<&StorageClass>,
+    personality: Personality,
+) -> Option<LogicalVolume> {
+    let handle = volume.handle(personality.driver())?;
     let parameters = class.and_then(|class| Parameters::read(&class.parameters, personality).ok());
     let parameters = parameters.unwrap_or_default();
     let spec = Spec {
@@ -196,6 +220,16 @@ mod tests {
     }
 
     #[test]
+    fn what_goes_names_the_lv_that_has_to_go_with_it() {
+        let mut released = volume();
+        released["status"]["phase"] = json!("Released");
+        let wanted = named_by(&serde_json::from_value(released.clone()).unwrap(), None, P).unwrap();
+        assert_eq!((wanted.lv(), wanted.spec.node_name.as_str()), ("lv-1", "n1"));
+        released["spec"]["nodeAffinity"] = Value::Null;
+        assert!(named_by(&serde_json::from_value(released).unwrap(), None, P).is_none(), "no node has it");
+    }
+
+    #[test]
     fn what_goes_and_what_is_of_others_is_not_restored() {
         let with = |pointer: &str, value: Value| {
             let mut volume = volume();
@@ -203,6 +237,7 @@ mod tests {
             restored(volume)
         };
         assert!(with("/status/phase", json!("Released")).is_none());
+        assert!(with("/status/phase", json!("Failed")).is_none());
         assert!(
             with("/metadata", json!({"name": "x", "deletionTimestamp": "2026-01-01T00:00:00Z"})).is_none()
         );
