@@ -8,6 +8,7 @@ mod definitions;
 mod departure;
 mod outage;
 mod protection;
+mod restored;
 mod scenarios;
 mod single;
 
@@ -54,7 +55,7 @@ fn roles(brief: bool, long: bool) -> Vec<Case> {
 /// What is done in a cluster with one.
 fn single(brief: bool) -> Vec<Case> {
     let more = if brief { Vec::new() } else { [crashes::CASES, definitions::LAST].concat() };
-    [single::CASES, &scenarios::of_one_node(), &more].concat()
+    [single::CASES, restored::CASES, &scenarios::of_one_node(), &more].concat()
 }
 
 /// Whose volumes they are about.
