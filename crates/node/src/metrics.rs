@@ -1,11 +1,13 @@
-//! Figures for Prometheus: what each call took, and how full groups and pools are, under TopoLVM's names.
+//! Figures for Prometheus: what each call took, what there is to do, and how full groups and pools are, under TopoLVM's
+//! names.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use lvms_cluster::Busy;
 use lvms_host::desired::ClassKind;
 use lvms_host::lvm::inventory::Inventory;
 use lvms_host::names::VolumePath;
@@ -14,6 +16,7 @@ use lvms_host::units::Bytes;
 use lvms_host::volumes::{Volumes as Engine, Work};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -50,6 +53,14 @@ struct WorkOnNode {
     what: &'static str,
 }
 
+/// What has to be looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Queue {
+    queue: &'static str,
+}
+
+type Counts = Family<Queue, Counter<u64, AtomicU64>>;
+
 type Gauges = Family<Class, Gauge<f64, AtomicU64>>;
 
 /// All figures.
@@ -66,6 +77,10 @@ pub struct Metrics {
     stuck: Family<GroupOnNode, Gauge>,
     work_done: Family<WorkOnNode, Gauge>,
     work: Family<WorkOnNode, Gauge>,
+    queues: Mutex<Vec<Arc<dyn Busy>>>,
+    waiting: Family<Queue, Gauge>,
+    looks: Counts,
+    failures: Counts,
     node: String,
 }
 
@@ -105,6 +120,15 @@ impl Metrics {
             work_done.clone(),
         );
         registry.register("lvms_work_bytes", "All that a long work that runs has to do", work.clone());
+        let waiting = Family::<Queue, Gauge>::default();
+        let (looks, failures) = (Counts::default(), Counts::default());
+        registry.register(
+            "lvms_node_queue_waiting",
+            "How many objects wait to be looked at",
+            waiting.clone(),
+        );
+        registry.register("lvms_node_queue_looks", "How many looks at objects there were", looks.clone());
+        registry.register("lvms_node_queue_failures", "How many looks at objects failed", failures.clone());
         let configuration_wrong = Gauge::default();
         registry.register(
             "lvms_configuration_wrong",
@@ -124,6 +148,10 @@ impl Metrics {
             stuck,
             work_done,
             work,
+            queues: Mutex::default(),
+            waiting,
+            looks,
+            failures,
             node: node.to_owned(),
         }
     }
@@ -134,9 +162,15 @@ impl Metrics {
         self.calls.get_or_create(&call).observe(took.as_secs_f64());
     }
 
+    /// Tells from now on how much there is to do here, too.
+    pub fn count(&self, queue: Arc<dyn Busy>) {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner).push(queue);
+    }
+
     /// All figures as they are now, in Prometheus' words.
     pub fn text(&self, engine: &Arc<Engine<Linux>>, configuration: &Configuration) -> String {
         self.look(engine, configuration);
+        self.look_at_queues();
         self.written()
     }
 
@@ -146,6 +180,17 @@ impl Metrics {
             let _ = writeln!(text, "# figures could not be written");
         }
         text
+    }
+
+    fn look_at_queues(&self) {
+        for queue in self.queues.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let figures = queue.figures();
+            let labels = Queue { queue: figures.name };
+            let waiting = i64::try_from(figures.waiting).unwrap_or(i64::MAX);
+            self.waiting.get_or_create(&labels).set(waiting);
+            self.looks.get_or_create(&labels).inner().store(figures.looks, Ordering::Relaxed);
+            self.failures.get_or_create(&labels).inner().store(figures.failed, Ordering::Relaxed);
+        }
     }
 
     fn look(&self, engine: &Arc<Engine<Linux>>, configuration: &Configuration) {
@@ -218,6 +263,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lvms_cluster::work::Patience;
     use lvms_host::names::{LvName, VgName};
 
     #[test]
@@ -235,5 +281,22 @@ mod tests {
         }
         metrics.works(&BTreeMap::new());
         assert!(!metrics.written().contains("volume=\"v\""), "{}", metrics.written());
+    }
+
+    #[test]
+    fn what_waits_is_counted_by_its_queue_also_when_figures_are_asked_for_again() {
+        let metrics = Metrics::new("here");
+        let work = lvms_cluster::Work::new("logicalvolume", Patience { first: Duration::ZERO, longest: Duration::ZERO });
+        work.add("a");
+        metrics.count(work.clone());
+        for waiting in [1, 2] {
+            metrics.look_at_queues();
+            let text = metrics.written();
+            let told = format!("lvms_node_queue_waiting{{queue=\"logicalvolume\"}} {waiting}\n");
+            assert!(text.contains(&told), "{text}");
+            assert!(text.contains("lvms_node_queue_looks_total{queue=\"logicalvolume\"} 0\n"), "{text}");
+            assert!(text.contains("lvms_node_queue_failures_total{queue=\"logicalvolume\"} 0\n"), "{text}");
+            work.add("b");
+        }
     }
 }

@@ -67,6 +67,7 @@ impl Role {
             long: LongWorks::default(),
         });
         let work = volumes.work();
+        metrics.count(work.clone());
         let report = Report {
             client: connection.client.clone(),
             namespace,
