@@ -17,6 +17,7 @@ pub(crate) mod cluster;
 pub(crate) mod host;
 pub(crate) mod kubernetes;
 pub(crate) mod lab;
+mod parts;
 mod results;
 pub(crate) mod sanity;
 pub(crate) mod stage;

@@ -4,19 +4,41 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::parts::Parts;
 use super::{Choice, Results, Suite};
 use crate::cluster::programs::Programs;
 use crate::cluster::{Cluster, Options};
 use crate::lab::Lab;
 
 /// A test that shares a cluster with others.
-pub(super) type Case = (&'static str, fn(&Cluster) -> Result<()>);
+#[derive(Clone, Copy)]
+pub(super) enum Case {
+    One(&'static str, fn(&Cluster) -> Result<()>),
+    /// Several, each of which goes on with what those before it have left: whoever asks for one gets all.
+    Several(&'static [&'static str], fn(&Cluster, &Parts) -> Result<()>),
+}
+
+impl Case {
+    fn names(&self) -> &[&'static str] {
+        match self {
+            Case::One(name, _) => std::slice::from_ref(name),
+            Case::Several(names, _) => names,
+        }
+    }
+
+    fn run(&self, suite: &str, cluster: &Cluster, results: &mut Results) -> bool {
+        match self {
+            Case::One(name, body) => results.run(suite, name, || body(cluster)),
+            Case::Several(names, body) => results.run_parts(suite, names, |parts| body(cluster, parts)),
+        }
+    }
+}
 
 const CASES: &[Case] = &[
-    ("three_nodes_are_ready", three_nodes_are_ready),
-    ("feature_gates_and_the_audit_log_are_as_asked", feature_gates_and_the_audit_log_are_as_asked),
-    ("a_pod_on_each_node_reaches_a_service", a_pod_on_each_node_reaches_a_service),
-    ("a_webhook_served_from_a_pod_rejects_an_object", a_webhook_served_from_a_pod_rejects_an_object),
+    Case::One("three_nodes_are_ready", three_nodes_are_ready),
+    Case::One("feature_gates_and_the_audit_log_are_as_asked", feature_gates_and_the_audit_log_are_as_asked),
+    Case::One("a_pod_on_each_node_reaches_a_service", a_pod_on_each_node_reaches_a_service),
+    Case::One("a_webhook_served_from_a_pod_rejects_an_object", a_webhook_served_from_a_pod_rejects_an_object),
 ];
 
 /// A feature gate that every program of every version in the lab knows and has on by itself.
@@ -36,7 +58,7 @@ pub(crate) fn run(lab: &Arc<Lab>, programs: &Programs, choice: &Choice, results:
 
 /// The names of all of them.
 pub(super) fn names(cases: &[Case]) -> impl Iterator<Item = String> {
-    cases.iter().map(|(name, _)| (*name).to_owned())
+    cases.iter().flat_map(Case::names).map(|name| (*name).to_owned())
 }
 
 /// Tests that share a cluster.
@@ -74,8 +96,9 @@ impl InOneCluster<'_> {
             results.add_failure(suite, "the cluster is prepared", &format!("{error:#}"));
             return Ok(());
         }
-        for (name, body) in self.cases.iter().filter(|(name, _)| choice.matches(name)) {
-            if !results.run(suite, name, || body(&cluster)) {
+        let asked = |case: &&Case| case.names().iter().any(|name| choice.matches(name));
+        for case in self.cases.iter().filter(asked) {
+            if !case.run(suite, &cluster, results) {
                 cluster.collect_logs();
             }
         }

@@ -27,16 +27,19 @@ use crate::lab::Lab;
 use crate::peers;
 
 const CASES: &[Case] = &[
-    ("a_node_tells_what_it_has", a_node_tells_what_it_has),
-    (
+    Case::One("a_node_tells_what_it_has", a_node_tells_what_it_has),
+    Case::One(
         "the_kubelet_knows_the_driver_again_after_either_was_restarted",
         the_kubelet_knows_the_driver_again_after_either_was_restarted,
     ),
-    (
+    Case::One(
         "the_driver_takes_the_place_of_a_predecessor_at_the_kubelet",
         the_driver_takes_the_place_of_a_predecessor_at_the_kubelet,
     ),
-    ("a_new_leader_goes_on_where_the_old_one_was_killed", a_new_leader_goes_on_where_the_old_one_was_killed),
+    Case::One(
+        "a_new_leader_goes_on_where_the_old_one_was_killed",
+        a_new_leader_goes_on_where_the_old_one_was_killed,
+    ),
 ];
 
 /// Their names.

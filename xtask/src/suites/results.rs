@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::parts::Parts;
 use crate::progress::seconds;
 
 /// The file by which the inside tells the outside.
@@ -29,10 +30,24 @@ impl Results {
     /// Runs one test and prints how it went.
     pub(crate) fn run(&mut self, suite: &str, test: &str, body: impl FnOnce() -> Result<()>) -> bool {
         let began = std::time::Instant::now();
-        // A panic fails its test and no other; the next one makes what it needs anew.
-        let ended = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| bail!("panicked"));
-        let failure = ended.err().map(|error| format!("{error:#}"));
+        let failure = failure_of(body);
         self.add(suite, test, began.elapsed(), failure)
+    }
+
+    /// Runs one test of several parts and prints how each went.
+    pub(super) fn run_parts(
+        &mut self,
+        suite: &str,
+        names: &[&'static str],
+        body: impl FnOnce(&Parts) -> Result<()>,
+    ) -> bool {
+        let parts = Parts::new();
+        let failure = failure_of(|| body(&parts));
+        let mut passed = true;
+        for part in parts.end(names, failure) {
+            passed &= self.add(suite, part.name, part.time, part.failure);
+        }
+        passed
     }
 
     /// Adds a test that was run elsewhere and prints how it went.
@@ -92,4 +107,10 @@ impl Results {
         }
         Ok(Some(serde_json::from_slice(&fs::read(path)?)?))
     }
+}
+
+/// A panic fails its test and no other; the next one makes what it needs anew.
+fn failure_of(body: impl FnOnce() -> Result<()>) -> Option<String> {
+    let ended = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| bail!("panicked"));
+    ended.err().map(|error| format!("{error:#}"))
 }

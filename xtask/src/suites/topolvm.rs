@@ -22,39 +22,42 @@ use crate::peers::topolvm::{Lvmd, NAMESPACE, Name, THICK, THICK_GROUP, THIN, THI
 use crate::{deployed, driver, peers};
 
 const CASES: &[Case] = &[
-    ("one_node_is_ready_and_its_pod_reaches_a_service", cluster::a_pod_on_each_node_reaches_a_service),
-    (
+    Case::One(
+        "one_node_is_ready_and_its_pod_reaches_a_service",
+        cluster::a_pod_on_each_node_reaches_a_service,
+    ),
+    Case::One(
         "a_thick_volume_keeps_its_data_when_its_pod_is_made_again",
         a_thick_volume_keeps_its_data_when_its_pod_is_made_again,
     ),
-    ("a_mounted_thick_volume_grows", a_mounted_thick_volume_grows),
-    ("a_mounted_thin_volume_grows", a_mounted_thin_volume_grows),
-    (
+    Case::One("a_mounted_thick_volume_grows", a_mounted_thick_volume_grows),
+    Case::One("a_mounted_thin_volume_grows", a_mounted_thin_volume_grows),
+    Case::One(
         "a_snapshot_is_restored_as_it_was_though_its_origin_changed",
         a_snapshot_is_restored_as_it_was_though_its_origin_changed,
     ),
 ];
 
 /// lvms comes in the place of TopoLVM, and goes again.
-const TAKE_OVER: &[Case] = &[(
+const TAKE_OVER: &[Case] = &[Case::One(
     "lvms_takes_over_and_gives_back_under_running_pods",
     lvms_takes_over_and_gives_back_under_running_pods,
 )];
 
 /// The same where TopoLVM has its former name.
-const LEGACY: &[Case] = &[(
+const LEGACY: &[Case] = &[Case::One(
     "lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name",
     lvms_takes_over_and_gives_back_under_running_pods_by_the_former_name,
 )];
 
 /// lvms serves lvmd's protocol and no lvmd runs.
 const ON_LVMS: &[Case] =
-    &[("topolvm_works_on_lvms_in_the_place_of_lvmd", topolvm_works_on_lvms_in_the_place_of_lvmd)];
+    &[Case::One("topolvm_works_on_lvms_in_the_place_of_lvmd", topolvm_works_on_lvms_in_the_place_of_lvmd)];
 
 /// With `--all`: they take long, and tell of the peer alone.
 const RARELY: &[Case] = &[
-    ("csi_sanity_passes_on_thick_volumes", csi_sanity_passes_on_thick_volumes),
-    ("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes),
+    Case::One("csi_sanity_passes_on_thick_volumes", csi_sanity_passes_on_thick_volumes),
+    Case::One("csi_sanity_passes_on_thin_volumes", csi_sanity_passes_on_thin_volumes),
 ];
 
 /// Their names.

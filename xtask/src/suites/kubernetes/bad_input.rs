@@ -13,17 +13,20 @@ use crate::suites::cluster::Case;
 use crate::suites::stage::{await_event, on_a_stage};
 
 pub(super) const CASES: &[Case] = &[
-    ("classes_that_ask_for_what_is_not_there_are_told", classes_that_ask_for_what_is_not_there_are_told),
-    ("claims_that_cannot_be_fulfilled_are_told_why", claims_that_cannot_be_fulfilled_are_told_why),
-    (
+    Case::One(
+        "classes_that_ask_for_what_is_not_there_are_told",
+        classes_that_ask_for_what_is_not_there_are_told,
+    ),
+    Case::One("claims_that_cannot_be_fulfilled_are_told_why", claims_that_cannot_be_fulfilled_are_told_why),
+    Case::One(
         "a_logical_volume_edited_by_hand_keeps_its_lv_and_tells_what_is_not_done",
         a_logical_volume_edited_by_hand_keeps_its_lv_and_tells_what_is_not_done,
     ),
-    (
+    Case::One(
         "a_wrong_configuration_is_told_and_the_last_good_one_serves_on",
         a_wrong_configuration_is_told_and_the_last_good_one_serves_on,
     ),
-    (
+    Case::One(
         "a_volume_group_that_is_gone_is_told_until_it_is_back",
         a_volume_group_that_is_gone_is_told_until_it_is_back,
     ),

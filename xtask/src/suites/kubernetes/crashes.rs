@@ -20,7 +20,7 @@ use crate::suites::cluster::Case;
 use crate::suites::stage::{Stage, on_a_stage};
 use crate::workspace;
 
-pub(super) const CASES: &[Case] = &[(
+pub(super) const CASES: &[Case] = &[Case::One(
     "volumes_survive_a_crash_at_every_write_to_the_api",
     volumes_survive_a_crash_at_every_write_to_the_api,
 )];

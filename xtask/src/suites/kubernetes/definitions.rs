@@ -15,13 +15,13 @@ use crate::peers;
 use crate::suites::cluster::Case;
 use crate::suites::stage::{Stage, await_event, on_a_stage};
 
-pub(super) const CASES: &[Case] = &[(
+pub(super) const CASES: &[Case] = &[Case::One(
     "volumes_live_under_the_definition_of_topolvm_and_under_ours_again",
     volumes_live_under_the_definition_of_topolvm_and_under_ours_again,
 )];
 
 /// It is not for a cluster in which others still have to run.
-pub(super) const LAST: &[Case] = &[(
+pub(super) const LAST: &[Case] = &[Case::One(
     "no_volume_is_lost_with_the_definition_and_all_come_back_with_it",
     no_volume_is_lost_with_the_definition_and_all_come_back_with_it,
 )];

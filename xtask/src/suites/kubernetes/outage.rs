@@ -15,11 +15,13 @@ use crate::suites::stage::{Stage, on_a_stage};
 
 /// As long as it is away in every run.
 pub(super) const SHORT: &[Case] =
-    &[("volumes_serve_while_the_api_is_away", volumes_serve_while_the_api_is_away)];
+    &[Case::One("volumes_serve_while_the_api_is_away", volumes_serve_while_the_api_is_away)];
 
 /// As long as it may be away when somebody has time.
-pub(super) const LONG: &[Case] =
-    &[("volumes_serve_while_the_api_is_away_for_long", volumes_serve_while_the_api_is_away_for_long)];
+pub(super) const LONG: &[Case] = &[Case::One(
+    "volumes_serve_while_the_api_is_away_for_long",
+    volumes_serve_while_the_api_is_away_for_long,
+)];
 
 fn volumes_serve_while_the_api_is_away(cluster: &Cluster) -> Result<()> {
     outage(cluster, Duration::from_secs(90))

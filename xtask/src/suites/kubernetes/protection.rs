@@ -10,13 +10,13 @@ use crate::suites::cluster::Case;
 use crate::suites::stage::{Stage, await_event, on_a_stage};
 
 pub(super) const CASES: &[Case] = &[
-    ("a_node_can_change_its_own_objects_only", a_node_can_change_its_own_objects_only),
-    (
+    Case::One("a_node_can_change_its_own_objects_only", a_node_can_change_its_own_objects_only),
+    Case::One(
         "a_logical_volume_deleted_by_hand_is_kept_while_a_volume_names_it",
         a_logical_volume_deleted_by_hand_is_kept_while_a_volume_names_it,
     ),
-    ("data_of_a_retained_volume_is_kept", data_of_a_retained_volume_is_kept),
-    ("a_lost_volume_is_told_and_not_made_again", a_lost_volume_is_told_and_not_made_again),
+    Case::One("data_of_a_retained_volume_is_kept", data_of_a_retained_volume_is_kept),
+    Case::One("a_lost_volume_is_told_and_not_made_again", a_lost_volume_is_told_and_not_made_again),
 ];
 
 /// The name and the id of the LogicalVolume of a claim, and its node.

@@ -10,17 +10,20 @@ use crate::suites::sanity::{Target, sanity};
 use crate::suites::stage::{on_a_stage, returning_all_space};
 
 pub(super) const CASES: &[Case] = &[
-    ("one_process_serves_a_whole_cluster", one_process_serves_a_whole_cluster),
-    ("a_wrong_configuration_at_the_start_is_lived_with", a_wrong_configuration_at_the_start_is_lived_with),
-    (
+    Case::One("one_process_serves_a_whole_cluster", one_process_serves_a_whole_cluster),
+    Case::One(
+        "a_wrong_configuration_at_the_start_is_lived_with",
+        a_wrong_configuration_at_the_start_is_lived_with,
+    ),
+    Case::One(
         "a_volume_that_cannot_be_removed_is_told_of_and_lived_with",
         a_volume_that_cannot_be_removed_is_told_of_and_lived_with,
     ),
-    (
+    Case::One(
         "t39_csi_sanity_passes_on_thick_volumes_of_a_cluster",
         t39_csi_sanity_passes_on_thick_volumes_of_a_cluster,
     ),
-    (
+    Case::One(
         "t39_csi_sanity_passes_on_thin_volumes_of_a_cluster",
         t39_csi_sanity_passes_on_thin_volumes_of_a_cluster,
     ),

@@ -11,17 +11,18 @@ use crate::suites::kubernetes::LVMS;
 use crate::suites::stage::on_a_stage;
 
 pub(super) const CASES: &[Case] = &[
-    ("t20_filesystems_grow_online_and_offline", t20_filesystems_grow_online_and_offline),
-    ("t21_a_block_volume_grows", t21_a_block_volume_grows),
+    Case::One("t20_filesystems_grow_online_and_offline", t20_filesystems_grow_online_and_offline),
+    Case::One("t21_a_block_volume_grows", t21_a_block_volume_grows),
 ];
 
 fn t20_filesystems_grow_online_and_offline(cluster: &Cluster) -> Result<()> {
     on_a_stage(cluster, &LVMS, "t20", "", |stage| {
+        let mut written = Vec::new();
         for class in ["thick", "thick-btrfs"] {
             let (user, later) = (format!("{class}-user"), format!("{class}-later"));
             stage.claim(class, class, "1Gi")?;
             stage.start_pod(&user, class, None)?;
-            let written = stage.run_in(&user, WRITE)?;
+            let sum = stage.run_in(&user, WRITE)?;
             stage.grow(class, "2Gi")?;
             await_capacity(stage, class, "2Gi")?;
             ensure!(
@@ -41,20 +42,30 @@ fn t20_filesystems_grow_online_and_offline(cluster: &Cluster) -> Result<()> {
                 "offline it has {}",
                 filesystem(stage, &later)?
             );
-            ensure!(stage.run_in(&later, READ)? == written, "{class} has lost its data");
-            let events = stage.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"])?;
-            ensure!(!events.contains("VolumeResizeFailed"), "{events}");
+            written.push((class, later, sum));
         }
-        stage.grow("thick", "100Gi")?;
-        cluster.wait_for("an impossible growth to be refused", || {
-            let events = stage.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"])?;
-            Ok(events.contains("VolumeResizeFailed"))
-        })?;
-        // A request that can be fulfilled ends it, though whoever has to fulfil it comes later.
+        // Whoever has to do it comes later.
         let pods = ["delete", "pods", "--selector=app.kubernetes.io/component=node", "--wait=false"];
         cluster.kubectl(["--namespace", NAMESPACE].iter().chain(&pods))?;
-        stage.grow("thick", "4Gi")?;
-        await_capacity(stage, "thick", "4Gi")
+        for (class, ..) in &written {
+            stage.grow(class, "4Gi")?;
+        }
+        for (class, pod, sum) in &written {
+            await_capacity(stage, class, "4Gi")?;
+            let size = filesystem(stage, pod)?;
+            ensure!(size > 4 * GIB / 10 * 9, "after a restart of lvms {class} has {size}");
+            ensure!(stage.run_in(pod, READ)? == *sum, "{class} has lost its data");
+        }
+        let failures = || -> Result<bool> {
+            let events = stage.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"])?;
+            Ok(events.contains("VolumeResizeFailed"))
+        };
+        ensure!(!failures()?, "growth is told to have failed");
+        stage.grow("thick", "100Gi")?;
+        cluster.wait_for("an impossible growth to be refused", failures)?;
+        // A request that can be fulfilled ends it.
+        stage.grow("thick", "5Gi")?;
+        await_capacity(stage, "thick", "5Gi")
     })
 }
 

@@ -10,7 +10,7 @@ use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
 use crate::suites::stage::{await_event, on_a_stage};
 
-pub(super) const CASES: &[Case] = &[(
+pub(super) const CASES: &[Case] = &[Case::One(
     "t14_a_disk_that_fails_is_told_and_what_was_deleted_meanwhile_goes_when_it_is_back",
     t14_a_disk_that_fails_is_told_and_what_was_deleted_meanwhile_goes_when_it_is_back,
 )];

@@ -7,14 +7,22 @@ use crate::cluster::Cluster;
 use crate::deployed::{self, NAMESPACE};
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
+use crate::suites::parts::Parts;
 use crate::suites::stage::on_a_stage;
 
 pub(super) const CASES: &[Case] = &[
-    (
-        "t04_t05_volumes_and_volume_groups_have_figures_that_are_true",
-        t04_t05_volumes_and_volume_groups_have_figures_that_are_true,
+    Case::Several(
+        &["t05_volume_groups_have_figures_that_are_true", "t04_volumes_have_figures_at_the_kubelet"],
+        volumes_and_volume_groups_have_figures_that_are_true,
     ),
-    ("t06_t07_t08_every_pod_serves_figures_and_health", t06_t07_t08_every_pod_serves_figures_and_health),
+    Case::Several(
+        &[
+            "t06_each_node_serves_health_and_figures_of_calls",
+            "t07_each_operator_serves_health_and_the_leader_figures_of_its_queues",
+            "t08_each_node_serves_figures_of_what_it_does_with_lvm",
+        ],
+        every_pod_serves_figures_and_health,
+    ),
 ];
 
 /// The device classes with their volume groups, and what is spare in these.
@@ -61,7 +69,7 @@ fn figure(text: &str, name: &str, label: &str) -> Result<f64> {
     Ok(value)
 }
 
-fn t04_t05_volumes_and_volume_groups_have_figures_that_are_true(cluster: &Cluster) -> Result<()> {
+fn volumes_and_volume_groups_have_figures_that_are_true(cluster: &Cluster, parts: &Parts) -> Result<()> {
     let node = &cluster.nodes()[0];
     on_a_stage(cluster, &LVMS, "t04", "", |stage| {
         for class in ["thick", "thin"] {
@@ -86,6 +94,7 @@ fn t04_t05_volumes_and_volume_groups_have_figures_that_are_true(cluster: &Cluste
         ensure!(size == (20 * GIB) as f64, "dc1 has {size}");
         let promised = figure(&text, "topolvm_thinpool_overprovisioned_available", "\"thin\"")?;
         ensure!(promised == (19 * GIB) as f64, "{promised} of the pool may be promised");
+        parts.pass("t05");
         // The kubelet measures once a minute.
         let url = format!("/api/v1/nodes/{}/proxy/metrics", node.name);
         cluster.wait_for("the kubelet to tell how full volumes are", || {
@@ -98,11 +107,13 @@ fn t04_t05_volumes_and_volume_groups_have_figures_that_are_true(cluster: &Cluste
                 }
             }
             Ok(true)
-        })
+        })?;
+        parts.pass("t04");
+        Ok(())
     })
 }
 
-fn t06_t07_t08_every_pod_serves_figures_and_health(cluster: &Cluster) -> Result<()> {
+fn every_pod_serves_figures_and_health(cluster: &Cluster, parts: &Parts) -> Result<()> {
     for node in cluster.nodes() {
         let pod = deployed::pod_on(cluster, node)?;
         for path in ["healthz", "readyz"] {
@@ -115,6 +126,7 @@ fn t06_t07_t08_every_pod_serves_figures_and_health(cluster: &Cluster) -> Result<
         let asked = figures(&text, "lvms_csi_call_seconds_count");
         ensure!(asked.iter().any(|(labels, _)| labels.contains("\"NodeGetInfo\"")), "{text}");
     }
+    parts.pass("t06");
     let selector = "--selector=app.kubernetes.io/component=operator";
     let pods = cluster.kubectl(["--namespace", NAMESPACE, "get", "pods", selector, "--output=name"])?;
     let mut leaders = 0;
@@ -136,7 +148,34 @@ fn t06_t07_t08_every_pod_serves_figures_and_health(cluster: &Cluster) -> Result<
         ensure!(looks.len() == if leads { QUEUES.len() } else { 0 }, "{pod} has {looks:?}");
     }
     ensure!(leaders == 1, "of {} {leaders} lead", pods.replace('\n', " "));
+    parts.pass("t07");
+    nodes_count_what_they_do(cluster)?;
+    parts.pass("t08");
     Ok(())
+}
+
+/// The queue of a node's LogicalVolumes is counted, and each volume group is known to go on.
+fn nodes_count_what_they_do(cluster: &Cluster) -> Result<()> {
+    let node = &cluster.nodes()[0];
+    let pod = deployed::pod_on(cluster, node)?;
+    let queue = "queue=\"logicalvolume\"";
+    let looks = || -> Result<f64> {
+        let text = served(cluster, &pod, 8080, "metrics")?;
+        for figures in ["queue_waiting", "queue_failures_total"] {
+            figure(&text, &format!("lvms_node_{figures}"), queue)?;
+        }
+        let stuck = figures(&text, "lvms_volumegroup_stuck");
+        ensure!(stuck.len() == CLASSES.len() && stuck.iter().all(|(_, stuck)| *stuck == 0.0), "{stuck:?}");
+        figure(&text, "lvms_node_queue_looks_total", queue)
+    };
+    let before = looks()?;
+    on_a_stage(cluster, &LVMS, "t08", "", |stage| {
+        stage.claim("data", "thick", "1Gi")?;
+        stage.start_pod("user", "data", Some(&node.name))?;
+        let after = looks()?;
+        ensure!(after > before, "a volume was made, and {after} looks are told after {before}");
+        Ok(())
+    })
 }
 
 #[cfg(test)]

@@ -10,40 +10,61 @@ use super::{lv_of, volume_of};
 use crate::cluster::Cluster;
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
+use crate::suites::parts::Parts;
 use crate::suites::stage::on_a_stage;
 
 pub(super) const CASES: &[Case] = &[
-    (
-        "t01_t02_t03_a_node_that_is_full_of_one_class_takes_pods_of_another_only",
-        t01_t02_t03_a_node_that_is_full_of_one_class_takes_pods_of_another_only,
+    Case::Several(
+        &[
+            "t01_a_pod_gets_all_that_is_free_on_its_node",
+            "t02_a_second_pod_is_not_scheduled_where_nothing_is_free",
+            "t03_a_pod_of_another_class_is_scheduled_there",
+        ],
+        a_node_that_is_full_of_one_class_takes_pods_of_another_only,
     ),
-    ("t17_t18_immediate_claims_go_where_most_is_free", t17_t18_immediate_claims_go_where_most_is_free),
-    (
+    Case::Several(
+        &["t17_immediate_claims_go_where_most_is_free", "t18_pods_of_immediate_claims_go_where_these_are"],
+        immediate_claims_go_where_most_is_free_and_their_pods_follow,
+    ),
+    Case::One(
         "t10_a_claim_for_one_pod_keeps_a_second_one_from_being_scheduled",
         t10_a_claim_for_one_pod_keeps_a_second_one_from_being_scheduled,
     ),
-    ("t19_pods_go_where_their_volumes_fit", t19_pods_go_where_their_volumes_fit),
-    ("t22_t24_the_class_decides_the_volume_group", t22_t24_the_class_decides_the_volume_group),
-    (
+    Case::One("t19_pods_go_where_their_volumes_fit", t19_pods_go_where_their_volumes_fit),
+    Case::Several(
+        &["t22_the_class_decides_the_volume_group", "t24_a_class_without_parameters_is_the_default_one"],
+        the_class_decides_the_volume_group,
+    ),
+    Case::One(
         "t23_an_unknown_device_class_leaves_its_pod_pending",
         t23_an_unknown_device_class_leaves_its_pod_pending,
     ),
 ];
 
-fn t01_t02_t03_a_node_that_is_full_of_one_class_takes_pods_of_another_only(cluster: &Cluster) -> Result<()> {
+fn a_node_that_is_full_of_one_class_takes_pods_of_another_only(
+    cluster: &Cluster,
+    parts: &Parts,
+) -> Result<()> {
     let node = &cluster.nodes()[0].name;
     on_a_stage(cluster, &LVMS, "t01", "", |stage| {
         stage.claim("all", "thick", "19Gi")?;
         stage.start_pod("all", "all", Some(node))?;
+        parts.pass("t01");
         stage.claim("more", "thick", "19Gi")?;
         stage.make_pod("more", "more", Some(node))?;
         stage.await_event("more", "", "did not have enough free storage")?;
+        parts.pass("t02");
         stage.claim("other", "dc2", "1Gi")?;
-        stage.start_pod("other", "other", Some(node))
+        stage.start_pod("other", "other", Some(node))?;
+        parts.pass("t03");
+        Ok(())
     })
 }
 
-fn t17_t18_immediate_claims_go_where_most_is_free(cluster: &Cluster) -> Result<()> {
+fn immediate_claims_go_where_most_is_free_and_their_pods_follow(
+    cluster: &Cluster,
+    parts: &Parts,
+) -> Result<()> {
     on_a_stage(cluster, &LVMS, "t17", "", |stage| {
         let mut nodes = Vec::new();
         for claim in ["one", "two", "three"] {
@@ -57,22 +78,25 @@ fn t17_t18_immediate_claims_go_where_most_is_free(cluster: &Cluster) -> Result<(
         }
         let used: BTreeSet<&String> = nodes.iter().collect();
         ensure!(used.len() == 3, "with as much room on each they went to {nodes:?}");
+        parts.pass("t17");
         stage.start_pod("user", "one", None)?;
         ensure!(stage.node_of("user")? == nodes[0], "the pod is on {}", stage.node_of("user")?);
         stage.remove_pod("user")?;
         stage.start_pod("again", "one", None)?;
         ensure!(stage.node_of("again")? == nodes[0], "the pod is on {}", stage.node_of("again")?);
+        parts.pass("t18");
         Ok(())
     })
 }
 
-fn t22_t24_the_class_decides_the_volume_group(cluster: &Cluster) -> Result<()> {
+fn the_class_decides_the_volume_group(cluster: &Cluster, parts: &Parts) -> Result<()> {
     on_a_stage(cluster, &LVMS, "t22", "", |stage| {
-        for (class, group) in [("dc2", "thick2"), ("default", "thick1")] {
+        for (class, group, part) in [("dc2", "thick2", "t22"), ("default", "thick1", "t24")] {
             stage.claim(class, class, "1Gi")?;
             stage.start_pod(class, class, None)?;
             let (found, _, _) = lv_of(stage, class)?;
             ensure!(found == group, "{class} is in {found}");
+            parts.pass(part);
         }
         Ok(())
     })

@@ -1,6 +1,6 @@
 //! Snapshots and clones.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::GIB;
 use serde_json::json;
 
@@ -8,14 +8,26 @@ use super::{READ, WRITE, capacity_of, filesystem, lv_of};
 use crate::cluster::Cluster;
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
-use crate::suites::stage::on_a_stage;
+use crate::suites::kubernetes::protection::{has_lv, made_for};
+use crate::suites::parts::Parts;
+use crate::suites::stage::{Stage, on_a_stage};
 
 pub(super) const CASES: &[Case] = &[
-    ("t29_t30_t31_a_snapshot_is_restored_also_larger", t29_t30_t31_a_snapshot_is_restored_also_larger),
-    ("t32_t33_a_clone_outlives_its_source", t32_t33_a_clone_outlives_its_source),
+    Case::Several(
+        &[
+            "t29_a_snapshot_is_restored",
+            "t30_a_snapshot_is_restored_to_a_larger_volume",
+            "t31_what_was_restored_outlives_source_and_snapshot",
+        ],
+        a_snapshot_is_restored_and_outlived,
+    ),
+    Case::Several(
+        &["t32_a_clone_has_what_its_source_has", "t33_a_clone_outlives_its_source"],
+        clones_have_what_their_sources_have_and_outlive_them,
+    ),
 ];
 
-fn t29_t30_t31_a_snapshot_is_restored_also_larger(cluster: &Cluster) -> Result<()> {
+fn a_snapshot_is_restored_and_outlived(cluster: &Cluster, parts: &Parts) -> Result<()> {
     on_a_stage(cluster, &LVMS, "t29", "", |stage| {
         stage.claim("origin", "thin", "1023Mi")?;
         stage.start_pod("origin", "origin", None)?;
@@ -23,31 +35,51 @@ fn t29_t30_t31_a_snapshot_is_restored_also_larger(cluster: &Cluster) -> Result<(
         stage.snapshot("moment", "origin", "lvms")?;
         stage.await_snapshot("moment")?;
         stage.run_in("origin", WRITE)?;
-        for (name, size, given) in [("same", "1Gi", "1Gi"), ("larger", "2047Mi", "2Gi")] {
+        for (name, size, given, part) in [("same", "1Gi", "1Gi", "t29"), ("larger", "2047Mi", "2Gi", "t30")] {
             stage.restore(name, "moment", "thin", size)?;
             stage.start_pod(name, name, None)?;
             ensure!(capacity_of(stage, name)? == given, "{name} has {}", capacity_of(stage, name)?);
             ensure!(stage.run_in(name, READ)? == then, "{name} is not what was at that moment");
             let (group, _, pool) = lv_of(stage, name)?;
             ensure!(group == "thin1" && pool == "pool0", "{name} is in {group} {pool}");
+            if name == "larger" {
+                let size = filesystem(stage, name)?;
+                ensure!(size > 2 * GIB / 10 * 9, "the filesystem has {size}");
+            }
+            parts.pass(part);
         }
-        ensure!(filesystem(stage, "larger")? > 2 * GIB / 10 * 9, "it has {}", filesystem(stage, "larger")?);
+        let (_, source, node) = made_for(stage, "origin")?;
+        let snapshot = id_of_snapshot(stage, "moment")?;
         stage.remove_pod("origin")?;
         stage.kubectl(&["delete", "pvc", "origin", "--wait=false"])?;
         stage.kubectl(&["delete", "volumesnapshot", "moment", "--wait=false"])?;
         cluster.wait_for("source and snapshot to be gone", || {
-            let left =
-                stage.kubectl(&["get", "pvc/origin", "volumesnapshot/moment", "--ignore-not-found"])?;
-            Ok(left.is_empty())
+            Ok(!has_lv(cluster, &node, &source)? && !has_lv(cluster, &node, &snapshot)?)
         })?;
-        ensure!(stage.run_in("same", READ)? == then, "what was restored has gone with its source");
+        for name in ["same", "larger"] {
+            // A new pod reads from the volume, and not what a mounted one has in memory.
+            stage.remove_pod(name)?;
+            let again = format!("{name}-again");
+            stage.start_pod(&again, name, None)?;
+            ensure!(stage.run_in(&again, READ)? == then, "{name} has gone with its source");
+        }
+        parts.pass("t31");
         Ok(())
     })
 }
 
-fn t32_t33_a_clone_outlives_its_source(cluster: &Cluster) -> Result<()> {
+/// The id of the LV of a snapshot.
+fn id_of_snapshot(stage: &Stage<'_>, name: &str) -> Result<String> {
+    let snapshot = stage.get("volumesnapshot", name)?;
+    let content = snapshot["status"]["boundVolumeSnapshotContentName"].as_str().context("no content")?;
+    let content = stage.cluster.get(["volumesnapshotcontent", content])?;
+    Ok(content["status"]["snapshotHandle"].as_str().context("no handle")?.to_owned())
+}
+
+fn clones_have_what_their_sources_have_and_outlive_them(cluster: &Cluster, parts: &Parts) -> Result<()> {
     on_a_stage(cluster, &LVMS, "t32", "", |stage| {
-        for class in ["thin", "thick"] {
+        let mut clones = Vec::new();
+        for (class, place) in [("thin", ("thin1", "pool0")), ("thick", ("thick1", ""))] {
             let (origin, copy) = (format!("{class}-origin"), format!("{class}-copy"));
             stage.claim(&origin, class, "1023Mi")?;
             stage.start_pod(&origin, &origin, None)?;
@@ -56,13 +88,22 @@ fn t32_t33_a_clone_outlives_its_source(cluster: &Cluster) -> Result<()> {
             stage.apply_claim(&copy, class, "1023Mi", &source)?;
             stage.start_pod(&copy, &copy, None)?;
             ensure!(stage.run_in(&copy, READ)? == written, "{class}: the copy is another");
+            let (group, _, pool) = lv_of(stage, &copy)?;
+            ensure!((group.as_str(), pool.as_str()) == place, "the copy is in {group} {pool}");
+            clones.push((origin, copy, written));
+        }
+        parts.pass("t32");
+        for (origin, copy, written) in clones {
+            let (_, source, node) = made_for(stage, &origin)?;
             stage.remove_pod(&origin)?;
             stage.kubectl(&["delete", "pvc", &origin, "--wait=false"])?;
-            cluster.wait_for("the source to be gone", || {
-                Ok(stage.kubectl(&["get", "pvc", &origin, "--ignore-not-found"])?.is_empty())
-            })?;
-            ensure!(stage.run_in(&copy, READ)? == written, "{class}: the copy has gone with its source");
+            cluster.wait_for("the source to be gone", || Ok(!has_lv(cluster, &node, &source)?))?;
+            stage.remove_pod(&copy)?;
+            let again = format!("{copy}-again");
+            stage.start_pod(&again, &copy, None)?;
+            ensure!(stage.run_in(&again, READ)? == written, "{copy} has gone with its source");
         }
+        parts.pass("t33");
         Ok(())
     })
 }

@@ -11,19 +11,19 @@ use crate::suites::kubernetes::LVMS;
 use crate::suites::stage::on_a_stage;
 
 pub(super) const CASES: &[Case] = &[
-    ("t09_mount_options_of_the_class_are_used", t09_mount_options_of_the_class_are_used),
-    ("t11_data_is_kept_when_its_pod_is_made_again", t11_data_is_kept_when_its_pod_is_made_again),
-    (
+    Case::One("t09_mount_options_of_the_class_are_used", t09_mount_options_of_the_class_are_used),
+    Case::One("t11_data_is_kept_when_its_pod_is_made_again", t11_data_is_kept_when_its_pod_is_made_again),
+    Case::One(
         "t12_small_claims_get_the_least_that_a_filesystem_needs",
         t12_small_claims_get_the_least_that_a_filesystem_needs,
     ),
-    (
+    Case::One(
         "t13_a_generic_ephemeral_volume_lives_as_long_as_its_pod",
         t13_a_generic_ephemeral_volume_lives_as_long_as_its_pod,
     ),
-    ("t15_a_block_volume_keeps_its_data", t15_a_block_volume_keeps_its_data),
-    ("t16_a_small_block_claim_gets_eight_mebibytes", t16_a_small_block_claim_gets_eight_mebibytes),
-    ("t25_options_for_lvcreate_are_used", t25_options_for_lvcreate_are_used),
+    Case::One("t15_a_block_volume_keeps_its_data", t15_a_block_volume_keeps_its_data),
+    Case::One("t16_a_small_block_claim_gets_eight_mebibytes", t16_a_small_block_claim_gets_eight_mebibytes),
+    Case::One("t25_options_for_lvcreate_are_used", t25_options_for_lvcreate_are_used),
 ];
 
 fn t09_mount_options_of_the_class_are_used(cluster: &Cluster) -> Result<()> {
