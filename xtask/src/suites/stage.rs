@@ -1,6 +1,6 @@
 //! A namespace for one test, with claims, pods and snapshots; when it is gone, all space it took must be free again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
@@ -32,7 +32,12 @@ pub(crate) struct Stage<'a> {
     group: &'a str,
     /// What was free in it before the test, by node.
     before: BTreeMap<String, u64>,
+    /// Volumes and snapshots that were there before the test.
+    others: BTreeSet<String>,
 }
+
+/// What is made for claims and snapshots, and belongs to no namespace.
+const MADE: &str = "persistentvolumes,logicalvolumes,volumesnapshotcontents";
 
 /// Lets a test act in a namespace of its own, which is removed in any case.
 pub(crate) fn on_a_stage(
@@ -42,7 +47,8 @@ pub(crate) fn on_a_stage(
     group: &str,
     act: impl FnOnce(&Stage<'_>) -> Result<()>,
 ) -> Result<()> {
-    let stage = Stage { cluster, product, namespace, group, before: space(product, cluster, group)? };
+    let (before, others) = (space(product, cluster, group)?, made(cluster)?);
+    let stage = Stage { cluster, product, namespace, group, before, others };
     cluster.kubectl(["create", "namespace", namespace])?;
     let acted = stage.await_account().and_then(|()| act(&stage)).inspect_err(|_| stage.collect_logs());
     let cleared = stage.clear();
@@ -228,6 +234,12 @@ impl Stage<'_> {
             ensure!(left.is_empty(), "there are still {}", left.replace('\n', " "));
             Ok(true)
         })?;
+        self.cluster.wait_for(&format!("{MADE} made for {} to be gone", self.namespace), || {
+            let left = made(self.cluster)?;
+            let left: Vec<_> = left.difference(&self.others).map(String::as_str).collect();
+            ensure!(left.is_empty(), "there are still {}", left.join(" "));
+            Ok(true)
+        })?;
         await_space(self.product, self.cluster, self.group, &self.before)?;
         // Nothing is left in it: nobody has to wait for its end.
         self.kubectl(&["delete", "namespace", self.namespace, "--wait=false"])?;
@@ -266,6 +278,12 @@ pub(super) fn await_event(
 pub(crate) fn keep(name: &str, text: Result<String>) {
     let text = text.unwrap_or_else(|error| format!("{error:#}"));
     let _ = fs::write(name, text);
+}
+
+/// The names of all volumes and snapshots.
+fn made(cluster: &Cluster) -> Result<BTreeSet<String>> {
+    let names = cluster.kubectl(["get", MADE, "--output=name"])?;
+    Ok(names.lines().map(str::to_owned).collect())
 }
 
 /// The space with this in its name.
