@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
-use self::fire::Fire;
+use self::fire::{Fire, Killed};
 use self::life::Life;
 use self::observer::Observer;
 use super::books::{Books, nothing_is_suspended};
@@ -24,7 +24,7 @@ use super::{Choice, Results, Suite};
 use crate::cache::Cache;
 use crate::cluster::programs::Programs;
 use crate::cluster::{Cluster, Options};
-use crate::deployed::{self, Shape};
+use crate::deployed::{self, NAMESPACE, Shape};
 use crate::lab::Lab;
 use crate::peers;
 
@@ -39,6 +39,9 @@ const CLAIMS: usize = 200;
 
 /// Less would not be churn, not even in three minutes on emulated machines.
 const LEAST: usize = 8;
+
+/// If something could not be killed in time, so much longer is tried.
+const LONGER: Duration = Duration::from_secs(420);
 
 /// How long, and how chance falls.
 #[derive(Debug, Clone, Copy)]
@@ -98,30 +101,49 @@ allowVolumeExpansion: true
 
 fn churn(cluster: &Cluster, plan: Plan) -> Result<()> {
     on_a_stage(cluster, &LVMS, "churn", "", |stage| {
-        let completed = live_and_die(stage, plan)?;
+        let before = changes_of_leader(cluster)?;
+        let (completed, killed) = live_and_die(stage, plan)?;
         Books::await_agreement(cluster, 0)?;
         nothing_is_suspended(cluster)?;
+        ensure!(killed.spared().is_empty(), "never killed: {}", killed.spared().join(", "));
+        let leaders = u64::from(killed.leaders());
+        cluster.wait_for("another leader after each that was killed", || {
+            let changes = changes_of_leader(cluster)? - before;
+            ensure!(changes >= leaders, "{leaders} leaders were killed, and {changes} have followed");
+            Ok(true)
+        })?;
         ensure!(completed >= LEAST, "only {completed} claims have lived and died, and not {LEAST}");
         Ok(())
     })
 }
 
-/// Lives are begun until the time is up, and all that were begun are lived to their end. Returns the number of claims.
-fn live_and_die(stage: &Stage<'_>, plan: Plan) -> Result<usize> {
+/// How often another one has begun to lead.
+fn changes_of_leader(cluster: &Cluster) -> Result<u64> {
+    let lease = cluster.get(["--namespace", NAMESPACE, "lease", "lvms-operator"])?;
+    lease["spec"]["leaseTransitions"].as_u64().context("a lease that nobody has held")
+}
+
+/// Lives are begun until the time is up and everything was killed once, and all that were begun are lived to their end.
+/// Returns the number of claims.
+fn live_and_die(stage: &Stage<'_>, plan: Plan) -> Result<(usize, Killed)> {
     let end = Instant::now() + plan.length;
+    let latest = end + LONGER;
     let observer = Observer::new(stage);
-    let (over, begun, completed) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
+    let (over, complete) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (begun, completed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let failures = Mutex::new(Vec::new());
+    let failed = || !failures.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+    let longer = || Instant::now() < latest && !failed();
     let fire = std::thread::scope(|scope| {
         let observing = scope.spawn(|| observer.run(&over));
-        let fire = scope.spawn(|| Fire::new(stage.cluster, plan.seed).burn(end));
+        let fire = scope.spawn(|| Fire::new(stage.cluster, plan.seed).burn(end, longer, &complete));
         let workers: Vec<_> = (0..WORKERS)
             .map(|number| {
                 let (observer, begun, completed, failures) = (&observer, &begun, &completed, &failures);
+                let go_on = || Instant::now() < end || (!complete.load(Ordering::Relaxed) && longer());
                 scope.spawn(move || {
                     let mut chance = Chance::new(plan.seed ^ (number + 1));
-                    let failed = || !failures.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
-                    while Instant::now() < end && !failed() {
+                    while go_on() && !failed() {
                         let life = begun.fetch_add(1, Ordering::Relaxed);
                         if (life + 1) * life::CLAIMS > CLAIMS {
                             break;
@@ -154,7 +176,7 @@ fn live_and_die(stage: &Stage<'_>, plan: Plan) -> Result<usize> {
     }
     let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
     ensure!(failures.is_empty(), "{}", failures.join("\n"));
-    Ok(completed)
+    Ok((completed, fire))
 }
 
 /// Numbers by chance that fall alike for the same seed (splitmix64).

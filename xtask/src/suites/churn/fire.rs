@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -46,6 +47,19 @@ pub(super) struct Fire<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Killed(BTreeMap<Victim, (u32, u32)>);
 
+impl Killed {
+    /// What was never killed.
+    pub(super) fn spared(&self) -> Vec<String> {
+        let killed = |victim: &&Victim| self.0.get(victim).is_some_and(|(killed, _)| *killed > 0);
+        VICTIMS.iter().filter(|victim| !killed(victim)).map(|victim| format!("{victim:?}")).collect()
+    }
+
+    /// How often a leader was killed.
+    pub(super) fn leaders(&self) -> u32 {
+        self.0.get(&Victim::Leader).map_or(0, |(killed, _)| *killed)
+    }
+}
+
 impl fmt::Display for Killed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = self.0.iter().map(|(victim, (killed, missed))| match missed {
@@ -61,22 +75,28 @@ impl<'a> Fire<'a> {
         Fire { cluster, chance: Chance::new(seed) }
     }
 
-    /// Kills until the time is up. Afterwards all that was killed is there again, or about to be.
-    pub(super) fn burn(mut self, end: Instant) -> Result<Killed> {
+    /// Kills until the time is up, and `longer` as long as something was not killed yet, which `complete` is told of.
+    /// Afterwards all that was killed is there again, or about to be.
+    pub(super) fn burn(
+        mut self,
+        end: Instant,
+        longer: impl Fn() -> bool,
+        complete: &AtomicBool,
+    ) -> Result<Killed> {
         let mut killed = Killed::default();
         // Everything once, and then by chance.
         let mut first = VICTIMS.to_vec();
-        while Instant::now() < end {
-            let pause = self.chance.seconds(3, 12);
-            std::thread::sleep(pause.min(end.saturating_duration_since(Instant::now())));
-            let victim = if first.is_empty() {
-                VICTIMS[usize::try_from(self.chance.below(VICTIMS.len() as u64))?]
-            } else {
-                first.remove(usize::try_from(self.chance.below(first.len() as u64))?)
-            };
+        while Instant::now() < end || (!first.is_empty() && longer()) {
+            std::thread::sleep(self.chance.seconds(3, 12));
+            let victims = if first.is_empty() { &VICTIMS[..] } else { &first };
+            let victim = victims[usize::try_from(self.chance.below(victims.len() as u64))?];
             let counts = killed.0.entry(victim).or_default();
             match self.kill(victim) {
-                Ok(true) => counts.0 += 1,
+                Ok(true) => {
+                    counts.0 += 1;
+                    first.retain(|other| *other != victim);
+                    complete.store(first.is_empty(), Ordering::Relaxed);
+                }
                 // Nothing was there to be killed, or the way to it is dead.
                 Ok(false) => counts.1 += 1,
                 Err(error) => {
@@ -115,7 +135,7 @@ impl<'a> Fire<'a> {
                 let seen = node.guest.script(
                     "for i in $(seq 200); do
                          if pgrep -x 'lvm|lvcreate|lvextend|lvremove|lvchange' >/dev/null; then
-                             pkill -9 -x lvms; exit 0
+                             pkill -9 -x lvms && exit 0
                          fi
                          sleep 0.05
                      done
@@ -154,5 +174,19 @@ impl<'a> Fire<'a> {
         let delete = ["--namespace", NAMESPACE, "delete", "pod", pod, "--force", "--grace-period=0"];
         self.cluster.kubectl(delete)?;
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_missed_only_was_spared() {
+        let mut killed = Killed(VICTIMS.iter().map(|victim| (*victim, (1, 0))).collect());
+        assert!(killed.spared().is_empty());
+        killed.0.insert(Victim::Etcd, (0, 3));
+        killed.0.remove(&Victim::Leader);
+        assert_eq!(killed.spared(), ["Leader", "Etcd"]);
     }
 }
