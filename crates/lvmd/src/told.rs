@@ -150,7 +150,7 @@ mod tests {
 
     fn opened(open: u32, suspended: bool) -> Device {
         let number = DeviceNumber { major: 253, minor: 7 };
-        Device { number, open, suspended, event: 0, targets: Vec::new() }
+        Device { number, open, suspended, targets: Vec::new() }
     }
 
     #[test]

@@ -286,7 +286,10 @@ mod tests {
     #[test]
     fn what_waits_is_counted_by_its_queue_also_when_figures_are_asked_for_again() {
         let metrics = Metrics::new("here");
-        let work = lvms_cluster::Work::new("logicalvolume", Patience { first: Duration::ZERO, longest: Duration::ZERO });
+        let work = lvms_cluster::Work::new(
+            "logicalvolume",
+            Patience { first: Duration::ZERO, longest: Duration::ZERO },
+        );
         work.add("a");
         metrics.count(work.clone());
         for waiting in [1, 2] {

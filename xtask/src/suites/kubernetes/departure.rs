@@ -9,7 +9,7 @@ use crate::deployed::{self, NAMESPACE};
 use crate::suites::cluster::Case;
 use crate::suites::stage::{READ, Stage, WRITE, await_event, on_a_stage};
 
-pub(super) const CASES: &[Case] = &[(
+pub(super) const CASES: &[Case] = &[Case::One(
     "volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back",
     volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back,
 )];

@@ -12,12 +12,12 @@ use crate::suites::cluster::Case;
 use crate::suites::stage::{READ, Stage, WRITE, on_a_stage};
 
 pub(super) const CASES: &[Case] = &[
-    (
+    Case::One(
         "a_volume_deleted_while_its_logical_volume_is_missing_leaves_nothing",
         a_volume_deleted_while_its_logical_volume_is_missing_leaves_nothing,
     ),
-    ("no_byte_is_lost_when_a_node_is_reinstalled", no_byte_is_lost_when_a_node_is_reinstalled),
-    (
+    Case::One("no_byte_is_lost_when_a_node_is_reinstalled", no_byte_is_lost_when_a_node_is_reinstalled),
+    Case::One(
         "no_byte_is_lost_when_objects_are_restored_from_an_old_backup",
         no_byte_is_lost_when_objects_are_restored_from_an_old_backup,
     ),
