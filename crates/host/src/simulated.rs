@@ -255,19 +255,16 @@ impl Runner for Simulated {
     fn change(&self, change: &Change) -> Result<(), Failure> {
         let mut state = self.state();
         state.effect(|| change.arguments().join(" ")).map_err(Failure::Other)?;
-        let Change::Remove { path, others } = change else { return state.apply(change) };
-        // LVM goes on with the others when one cannot go.
-        let mut removed = Ok(());
-        for volume in [&path.volume].into_iter().chain(others) {
-            let path = VolumePath { group: path.group.clone(), volume: volume.clone() };
-            let one = if state.kept.contains(&path) {
-                Err(Failure::InUse(format!("Logical volume {path} in use.")))
-            } else {
-                state.apply(&Change::remove(path))
-            };
-            removed = removed.and(one);
+        if let Change::Remove { path, others } = change {
+            // LVM removes none of them when one cannot go.
+            for volume in [&path.volume].into_iter().chain(others) {
+                let path = VolumePath { group: path.group.clone(), volume: volume.clone() };
+                if state.kept.contains(&path) {
+                    return Err(Failure::InUse(format!("Logical volume {path} in use.")));
+                }
+            }
         }
-        removed
+        state.apply(change)
     }
 
     fn keep(&self, _: &Group) -> io::Result<()> {

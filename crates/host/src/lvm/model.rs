@@ -270,9 +270,11 @@ pub fn increments(group: &Group, change: &Change) -> u64 {
         | Change::CreateThin { .. }
         | Change::SnapshotThin { .. }
         | Change::SnapshotThick { .. } => 2,
-        // What several have in common is written once, at the end.
         Change::Remove { path, others } => {
-            [&path.volume].into_iter().chain(others).map(|name| removal(group, name) - 1).sum::<u64>() + 1
+            let each = [&path.volume].into_iter().chain(others).map(|name| removal(group, name));
+            let (alone, together): (Vec<u64>, Vec<u64>) = each.partition(|raised| *raised > 1);
+            // Thick ones go with one write, at the end.
+            alone.iter().sum::<u64>() + u64::from(!together.is_empty())
         }
         Change::Release { path } => removal(group, &path.volume),
         Change::Extend { .. } | Change::Tag { .. } => 1,

@@ -16,9 +16,6 @@ use crate::runner::Runner;
 impl<R: Runner> Volumes<R> {
     /// Removes a volume; one that is gone already is as good.
     pub fn remove(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
-        if let Some(target) = self.runner.published(path).unwrap_or_default() {
-            return Err(Refusal::Published { path: path.clone(), target }.into());
-        }
         let _leaving = Leaving::enter(&self.leaving, path);
         let together = RefCell::new(Vec::new());
         // Copies that lie elsewhere, and may need one of its snapshots, are ours and known; a group that cannot be
@@ -26,23 +23,36 @@ impl<R: Runner> Volumes<R> {
         let groups = [path.group.clone()];
         let removed = self.settle(path, &groups, false, deadline, |situation| {
             let next = volume::remove_with(situation, path, &self.leaving_beside(path))?;
+            if next != Next::Done
+                && let Ok(Some(target)) = self.runner.published(path)
+            {
+                return Err(Refusal::Published { path: path.clone(), target });
+            }
             together.borrow_mut().extend_from_slice(others(&next));
+            self.take_along(path, &together.borrow());
             Ok(next)
         });
         match removed {
-            // One of them could not go, and LVM has told of that one alone. None of them goes with others again.
+            // One of them could not go, and LVM has removed none.
             Err(Error::Lvm(failure)) if !together.borrow().is_empty() => {
                 tracing::info!(volume = %path, %failure, "volumes that were to go together go one by one");
-                lock(&self.leaving)
-                    .retain(|other| other.group != path.group || !together.borrow().contains(&other.volume));
                 self.settle(path, &groups, false, deadline, |situation| volume::remove(situation, path))
             }
-            removed => {
+            Ok(()) => {
                 for other in together.borrow().iter() {
                     tracing::info!(volume = %other, with = %path, "removed by the same command");
                 }
-                removed
+                Ok(())
             }
+            refused => refused,
+        }
+    }
+
+    /// Each goes with others once: if that fails, it goes alone.
+    fn take_along(&self, path: &VolumePath, others: &[LvName]) {
+        if !others.is_empty() {
+            let goes = |one: &LvName| *one == path.volume || others.contains(one);
+            lock(&self.leaving).retain(|one| one.group != path.group || !goes(&one.volume));
         }
     }
 
