@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use thiserror::Error;
+
 use self::publication::Publication;
 use crate::facts::Facts;
 use crate::filesystem::{Content, Filesystem, NotMountable};
@@ -22,7 +24,6 @@ use crate::plan::volume::changeable;
 use crate::runner::{Linux, ProbeError, ProcessError, is_not_mounted};
 use crate::units::Bytes;
 use crate::volumes::{self, Volumes};
-use thiserror::Error;
 
 /// How a volume shall be seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
