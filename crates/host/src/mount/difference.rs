@@ -82,7 +82,7 @@ fn bytes(value: &str) -> Option<String> {
     number.checked_mul(1 << shift).map(|bytes| bytes.to_string())
 }
 
-/// A label as the kernel writes it: categories in their order, three and more in a row by the first and the last.
+/// A label in one form: the kernel orders its categories, and tells a row of them by the first and the last.
 fn label(value: &str) -> String {
     let value = value.trim_matches('"');
     let Some((rest, categories)) = value.rsplit_once(":c") else { return value.to_owned() };
