@@ -148,7 +148,7 @@ pub(crate) fn about(id: &str) {
 
 /// The name that a caller gives to what it asks for, in the call's log lines.
 pub(crate) fn called(name: &str) {
-    tracing::Span::current().record("name", name);
+    tracing::Span::current().record("called", name);
 }
 
 /// The volume or snapshot that a call names.

@@ -135,9 +135,11 @@ fn configuration(path: &Path, findings: &mut Findings) -> Option<Desired> {
 fn check_host(linux: &Linux, desired: Option<&Desired>, findings: &mut Findings) {
     // Before LVM is asked: a command that hangs with devices suspended lets it wait.
     groups::check_suspended(linux, desired, findings);
+    // lvm2 loads device-mapper, and makes its device node.
+    let runs = programs::check_version(linux, findings);
     programs::check_kernel(linux, desired, findings);
     programs::check_tools(linux, desired, findings);
-    if !programs::check_version(linux, findings) {
+    if !runs {
         return;
     }
     programs::check_features(linux, desired, findings);

@@ -81,7 +81,7 @@ fn check_tells_of_traps_in_the_hosts_policy(lab: &Lab) -> Result {
         assert!(good, "{said}");
         has_one(&said, "warning  filters: lvm.conf: global_filter is [\"r|/dev/zram|\"");
         has_one(&said, "warning  multipath: lvm.conf: multipath_component_detection is 0");
-        has_one(&said, "warning  activation: lvm.conf: auto_activation_volume_list is [\"root\"]");
+        has_one(&said, "warning  activation: lvm.conf: auto_activation_volume_list is \"root\"");
         Ok(())
     })
 }

@@ -81,10 +81,14 @@ fn every_line_of_a_call_has_its_number_and_its_volume(lab: &Lab) -> Result {
         }
         if method == "CreateVolume" {
             let name = if volume == origin { "its name" } else { "a 'copy'" };
-            assert_eq!(line["span"]["name"], name, "{line}");
+            assert_eq!(line["span"]["called"], name, "{line}");
         }
     }
     numbers.dedup();
+    let told = |line: &&Value| {
+        line["message"] == "refused" && line["reason"].as_str().is_some_and(|it| it.contains("96 MiB"))
+    };
+    assert_eq!(lines[begun..].iter().filter(told).count(), 1, "what is refused is told with its reason");
     let calls_done =
         lines[begun..].iter().filter(|line| line["message"] == "done" || line["message"] == "refused");
     assert_eq!(numbers.len(), calls_done.count(), "one number for each call: {numbers:?}");

@@ -112,7 +112,7 @@ where
             method,
             request = number,
             volume = tracing::field::Empty,
-            name = tracing::field::Empty
+            called = tracing::field::Empty
         );
         let (began, metrics) = (Instant::now(), Arc::clone(&self.telemetry.metrics));
         let running = Running::begin(&self.telemetry.running);
@@ -122,8 +122,8 @@ where
             let answer = answer.await;
             let code = answer.as_ref().ok().and_then(|answer| answer.headers().get("grpc-status"));
             let code = code.and_then(|code| code.to_str().ok()).unwrap_or("0").to_owned();
-            let message = answer.as_ref().ok().and_then(|answer| answer.headers().get("grpc-message"));
-            let message = message.map(|message| readable(message.as_bytes())).unwrap_or_default();
+            let reason = answer.as_ref().ok().and_then(|answer| answer.headers().get("grpc-message"));
+            let reason = reason.map(|reason| readable(reason.as_bytes())).unwrap_or_default();
             let took = began.elapsed();
             metrics.call(&method, &code, took);
             // Callers probe and measure all the time: what only looks is told only to those who ask.
@@ -134,7 +134,7 @@ where
             match code.as_str() {
                 "0" if quiet => tracing::debug!(milliseconds, "done"),
                 "0" => tracing::info!(milliseconds, "done"),
-                code => tracing::warn!(code, milliseconds, message, "refused"),
+                code => tracing::warn!(code, milliseconds, reason, "refused"),
             }
             answer
         };
