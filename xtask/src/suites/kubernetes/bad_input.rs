@@ -5,7 +5,7 @@ use lab_protocol::disk::GIB;
 use serde_json::{Value, json};
 
 use super::LVMS;
-use super::protection::made_for;
+use super::protection::{has_lv, made_for};
 use super::scenarios::{READ, WRITE, await_capacity, lv_of};
 use crate::cluster::{Cluster, Node};
 use crate::deployed::{self, CONFIGURATION};
@@ -159,6 +159,9 @@ fn a_wrong_configuration_is_told_and_the_last_good_one_serves_on(cluster: &Clust
         stage.claim("before", "thick", "1Gi")?;
         stage.start_pod("before", "before", on)?;
         let written = stage.run_in("before", WRITE)?;
+        stage.claim("older", "default", "1Gi")?;
+        stage.start_pod("older", "older", on)?;
+        let older = stage.run_in("older", WRITE)?;
         let pod = deployed::pod_on(cluster, node)?;
         deployed::configure(node, CONFIGURATION.replacen("volume-group: thick2", "volume-grup: thick2", 1))?;
         await_configuration(cluster, node, Some("line 3: device-classes[1].volume-group"))?;
@@ -181,6 +184,14 @@ fn a_wrong_configuration_is_told_and_the_last_good_one_serves_on(cluster: &Clust
         stage.start_pod("default", "default", on)?;
         let (group, ..) = lv_of(stage, "default")?;
         ensure!(group == "thick2", "the default class is dc2, and the volume is in {group}");
+        // What was made of the former default class stays where it is, grows, and is published again.
+        stage.grow("older", "2Gi")?;
+        await_capacity(stage, "older", "2Gi")?;
+        stage.remove_pod("older")?;
+        stage.start_pod("older-again", "older", on)?;
+        ensure!(stage.run_in("older-again", READ)? == older, "the data of the former class has changed");
+        let (group, ..) = lv_of(stage, "older")?;
+        ensure!(group == "thick1", "the volume of the former default class is in {group}");
         ensure!(deployed::pod_on(cluster, node)? == pod, "lvms was started anew");
         deployed::configure(node, CONFIGURATION)?;
         await_configuration(cluster, node, None)
@@ -212,9 +223,31 @@ fn a_volume_group_that_is_gone_is_told_until_it_is_back(cluster: &Cluster) -> Re
     };
     on_a_stage(cluster, &LVMS, "gone", "", |stage| {
         let pod = deployed::pod_on(cluster, node)?;
+        for claim in ["used", "doomed"] {
+            stage.claim(claim, "dc2", "1Gi")?;
+            stage.start_pod(claim, claim, on)?;
+        }
+        let written = stage.run_in("used", WRITE)?;
+        stage.remove_pod("doomed")?;
+        let (used, ..) = made_for(stage, "used")?;
+        let (doomed, id, _) = made_for(stage, "doomed")?;
         node.guest.script("vgrename thick2 away").run()?;
         let gone = (|| {
             state("Failed", "volume group thick2 is not there", "0")?;
+            // Volumes in it are told of and not taken for lost, and those that are mounted go on.
+            await_event(cluster, "default", &used, "VolumeGroupMissing", "volume group")?;
+            let status = &cluster.get(["logicalvolume", &used])?["status"];
+            ensure!(status["code"].is_null() || status["code"] == 0, "it is {status}");
+            stage.run_in("used", "echo more > /data/more; sync")?;
+            ensure!(stage.run_in("used", READ)? == written, "the data has changed");
+            // What is deleted meanwhile is told of, and waits.
+            stage.kubectl(&["delete", "pvc", "doomed", "--wait=false"])?;
+            cluster.wait_for("the logical volume to be given up", || {
+                let volume = cluster.get(["logicalvolume", &doomed])?;
+                Ok(!volume["metadata"]["deletionTimestamp"].is_null())
+            })?;
+            await_event(cluster, "default", &doomed, "VolumeGroupMissing", "volume group")?;
+            ensure!(has_lv(cluster, &node.name, &id)?, "it was removed from a group that is not there");
             stage.claim("waits", "dc2", "1Gi")?;
             stage.make_pod("waits", "waits", on)?;
             // Others go on.
@@ -224,8 +257,17 @@ fn a_volume_group_that_is_gone_is_told_until_it_is_back(cluster: &Cluster) -> Re
         })();
         node.guest.script("vgrename away thick2").run()?;
         gone?;
-        state("Ready", "", "20Gi")?;
         stage.await_pod("waits")?;
+        cluster
+            .wait_for("what was deleted meanwhile to be gone", || Ok(!has_lv(cluster, &node.name, &id)?))?;
+        state("Ready", "", "18Gi")?;
+        stage.remove_pod("used")?;
+        stage.start_pod("used-again", "used", on)?;
+        ensure!(
+            stage.run_in("used-again", "cat /data/more")? == "more",
+            "what was written meanwhile is lost"
+        );
+        ensure!(stage.run_in("used-again", READ)? == written, "the data has changed");
         ensure!(deployed::pod_on(cluster, node)? == pod, "lvms was started anew");
         Ok(())
     })
