@@ -3,6 +3,7 @@
 //! Tests whose names begin with a number are TopoLVM's own end-to-end tests.
 
 mod bad_input;
+mod by_hand;
 mod crashes;
 mod definitions;
 mod departure;
@@ -58,7 +59,7 @@ fn roles(brief: bool, long: bool) -> Vec<Case> {
 /// What is done in a cluster with one.
 fn single(brief: bool) -> Vec<Case> {
     let more = if brief { Vec::new() } else { [crashes::CASES, definitions::LAST].concat() };
-    [single::CASES, restored::CASES, &scenarios::of_one_node(), &more].concat()
+    [single::CASES, restored::CASES, by_hand::CASES, &scenarios::of_one_node(), &more].concat()
 }
 
 /// Whose volumes they are about.

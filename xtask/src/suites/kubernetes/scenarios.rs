@@ -46,6 +46,14 @@ pub(super) fn lv_of(stage: &Stage<'_>, claim: &str) -> Result<(String, String, S
     Ok((next()?, next()?, next()?))
 }
 
+/// The id of the LV of a snapshot.
+pub(super) fn id_of_snapshot(stage: &Stage<'_>, name: &str) -> Result<String> {
+    let snapshot = stage.get("volumesnapshot", name)?;
+    let content = snapshot["status"]["boundVolumeSnapshotContentName"].as_str().context("no content")?;
+    let content = stage.cluster.get(["volumesnapshotcontent", content])?;
+    Ok(content["status"]["snapshotHandle"].as_str().context("no handle")?.to_owned())
+}
+
 fn capacity_of(stage: &Stage<'_>, claim: &str) -> Result<String> {
     let claim = stage.get("pvc", claim)?;
     Ok(claim["status"]["capacity"]["storage"].as_str().unwrap_or_default().to_owned())

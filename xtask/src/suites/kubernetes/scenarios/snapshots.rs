@@ -1,16 +1,16 @@
 //! Snapshots and clones.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use lab_protocol::disk::GIB;
 use serde_json::json;
 
-use super::{READ, WRITE, capacity_of, filesystem, lv_of};
+use super::{READ, WRITE, capacity_of, filesystem, id_of_snapshot, lv_of};
 use crate::cluster::Cluster;
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
 use crate::suites::kubernetes::protection::{has_lv, made_for};
 use crate::suites::parts::Parts;
-use crate::suites::stage::{Stage, on_a_stage};
+use crate::suites::stage::on_a_stage;
 
 pub(super) const CASES: &[Case] = &[
     Case::Several(
@@ -66,14 +66,6 @@ fn a_snapshot_is_restored_and_outlived(cluster: &Cluster, parts: &Parts) -> Resu
         parts.pass("t31");
         Ok(())
     })
-}
-
-/// The id of the LV of a snapshot.
-fn id_of_snapshot(stage: &Stage<'_>, name: &str) -> Result<String> {
-    let snapshot = stage.get("volumesnapshot", name)?;
-    let content = snapshot["status"]["boundVolumeSnapshotContentName"].as_str().context("no content")?;
-    let content = stage.cluster.get(["volumesnapshotcontent", content])?;
-    Ok(content["status"]["snapshotHandle"].as_str().context("no handle")?.to_owned())
 }
 
 fn clones_have_what_their_sources_have_and_outlive_them(cluster: &Cluster, parts: &Parts) -> Result<()> {
