@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource};
@@ -32,7 +33,7 @@ pub async fn own_volumes(
         tracing::info!("LogicalVolumes cannot be selected by their node: all are read");
         tokio::select! {
             _ = store.follow_stream(watcher(api.clone(), store::config()), &keep, |_| false) => {}
-            () = definition_changed(client.clone(), personality) => {}
+            () = can_be_selected(&api, &client, personality, &node) => {}
         }
     }
 }
@@ -47,6 +48,23 @@ fn is_unknown_field(error: &watcher::Error) -> bool {
         return status.code == 400;
     }
     false
+}
+
+/// The API server serves a changed definition a moment after it tells of it: so often, and so far apart, is asked.
+const ASKED: (u32, Duration) = (12, Duration::from_secs(5));
+
+/// Ends when the API server selects LogicalVolumes by their node.
+async fn can_be_selected(api: &Api<LogicalVolume>, client: &Client, personality: Personality, node: &str) {
+    let selected = ListParams::default().fields(&format!("spec.nodeName={node}")).limit(1);
+    loop {
+        for _ in 0..ASKED.0 {
+            tokio::time::sleep(ASKED.1).await;
+            if api.list(&selected).await.is_ok() {
+                return;
+            }
+        }
+        definition_changed(client.clone(), personality).await;
+    }
 }
 
 /// Ends when somebody has changed the definition of LogicalVolumes.

@@ -80,7 +80,12 @@ pub(crate) fn run(
     {
         // Without it the kubelet does not tell what is wrong with a volume.
         let feature_gates = vec!["CSIVolumeHealth=true".to_owned()];
-        let options = Options { images: images.clone(), feature_gates, ..Options::nodes(nodes) };
+        let options = Options {
+            images: images.clone(),
+            feature_gates,
+            audit: shape == Shape::Roles,
+            ..Options::nodes(nodes)
+        };
         let suite = InOneCluster { suite: Suite::Kubernetes, part, options, cases };
         suite.run(lab, programs, choice, results, |cluster| {
             definitions::prepare(cache)?;

@@ -67,13 +67,36 @@ fn volumes_live_under_the_definition_of_topolvm_and_under_ours_again(cluster: &C
             }
             live(stage, "theirs", "2Gi")
         })();
+        let theirs = watches()?.len();
         apply_ours(cluster)?;
         lived?;
         ensure!(can_be_selected(cluster)?, "our definition is not in force again");
+        for node in cluster.nodes() {
+            cluster.wait_for(&format!("{} to read its own LogicalVolumes only", node.name), || {
+                let selected = format!("fieldSelector=spec.nodeName%3D{}&", node.name);
+                let since = watches()?.split_off(theirs);
+                ensure!(since.iter().any(|uri| uri.contains(&selected)), "asked was {since:?}");
+                Ok(true)
+            })?;
+        }
         live(stage, "ours", "3Gi")?;
         ensure!(stage.run_in("before", READ)? == written, "the data has changed");
         Ok(())
     })
+}
+
+/// The addresses by which LogicalVolumes were watched so far, with success.
+fn watches() -> Result<Vec<String>> {
+    let log = fs::read_to_string("audit.log")?;
+    let lines = log.lines().filter(|line| line.contains("\"watch\"") && line.contains("logicalvolumes"));
+    let requests = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let begun = requests.filter(|request| {
+        request["verb"] == "watch"
+            && request["objectRef"]["resource"] == "logicalvolumes"
+            && request["stage"] == "ResponseStarted"
+            && request["responseStatus"]["code"] == 200
+    });
+    Ok(begun.map(|request| format!("{}&", request["requestURI"].as_str().unwrap_or_default())).collect())
 }
 
 /// A volume is made, published, grown and deleted, and the one that was there before grows.
