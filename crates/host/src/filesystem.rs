@@ -196,7 +196,7 @@ pub fn prepare(
             Ok(if ours { Preparation::Finish } else { Preparation::Use })
         }
         Content::Nothing if facts.used => Err(NotMountable::Vanished),
-        Content::Nothing if facts.block => Err(NotMountable::Block),
+        Content::Nothing if facts.block && facts.fsid.is_none() => Err(NotMountable::Block),
         Content::Nothing if read_only => Err(NotMountable::ReadOnly),
         Content::Nothing => Ok(Preparation::Format),
     }
@@ -261,6 +261,17 @@ mod tests {
         assert_eq!(prepare(&ours(), &xfs(9), Filesystem::Xfs, true), Ok(Preparation::Use));
         let cut = Content::Filesystem { kind: "xfs".into(), uuid: ours().fsid, unfinished: true };
         assert_eq!(prepare(&ours(), &cut, Filesystem::Xfs, true), Err(NotMountable::ReadOnly));
+    }
+
+    #[test]
+    fn what_may_become_either_is_formatted_until_somebody_has_had_it() {
+        let block = Facts { block: true, fsid: None, ..ours() };
+        let wanted = Filesystem::Ext4;
+        assert_eq!(prepare(&block, &Content::Nothing, wanted, false), Err(NotMountable::Block));
+        let either = Facts { block: true, ..ours() };
+        assert_eq!(prepare(&either, &Content::Nothing, wanted, false), Ok(Preparation::Format));
+        let used = Facts { used: true, ..either };
+        assert_eq!(prepare(&used, &Content::Nothing, wanted, false), Err(NotMountable::Vanished));
     }
 
     #[test]

@@ -105,6 +105,7 @@ impl Volumes for LocalVolumes {
             };
             (format!("volume_content_source.{kind}"), source)
         });
+        let block = request.access.iter().any(|access| access.how == How::Block);
         let new = New {
             id: self.id(&request.name),
             claim: None,
@@ -112,7 +113,8 @@ impl Volumes for LocalVolumes {
             options: parameter(&request.parameters, OPTION_CLASS).to_owned(),
             size: Bytes(request.size.required),
             limit: request.size.limit.map(Bytes),
-            block: request.access.iter().any(|access| access.how == How::Block),
+            block,
+            filesystem: !block,
             source,
             name: request.name,
         };

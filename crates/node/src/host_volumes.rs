@@ -58,8 +58,10 @@ pub struct New {
     pub size: Bytes,
     /// At the most so large.
     pub limit: Option<Bytes>,
-    /// Whether it is for use without a filesystem.
+    /// Whether it may be used without a filesystem: then it is zeroed.
     pub block: bool,
+    /// Whether it may get a filesystem.
+    pub filesystem: bool,
     /// What it is a copy of, with the field that names it.
     pub source: Option<(String, Source)>,
 }
@@ -150,7 +152,7 @@ impl HostVolumes {
                 block: new.block,
                 ..Facts::default()
             };
-            if !new.block {
+            if new.filesystem {
                 facts.fsid = Some(Uuid::new_v4());
             }
             let mut source = None;

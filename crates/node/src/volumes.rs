@@ -20,7 +20,7 @@ use lvms_host::plan::volume::is_half_made;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use self::decide::{Act, Lv, Making, decide, is_for_block};
+use self::decide::{Act, Lv, Making, decide, is_for_block, is_for_filesystem};
 use crate::host_volumes::{HostVolumes, New, Present};
 use crate::known::{find_any, has, left_for, unknown};
 
@@ -326,6 +326,7 @@ impl Volumes {
             size,
             limit: None,
             block: is_for_block(object),
+            filesystem: is_for_filesystem(object),
             source,
         };
         self.alone(&locked, async move { host.make(new, None).await }).await

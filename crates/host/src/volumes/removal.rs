@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::{Error, Volumes, lock};
 use crate::lvm::Change;
 use crate::names::{LvName, VolumePath};
+use crate::plan::capacity::complete;
 use crate::plan::volume;
 use crate::plan::{Next, Refusal, Step};
 use crate::runner::Runner;
@@ -23,10 +24,11 @@ impl<R: Runner> Volumes<R> {
         let groups = [path.group.clone()];
         let removed = self.settle(path, &groups, false, deadline, |situation| {
             let next = volume::remove_with(situation, path, &self.leaving_beside(path))?;
-            if next != Next::Done
-                && let Ok(Some(target)) = self.runner.published(path)
-            {
-                return Err(Refusal::Published { path: path.clone(), target });
+            if next != Next::Done {
+                situation.inventory.groups.get(&path.group).map_or(Ok(()), |group| complete(group))?;
+                if let Ok(Some(target)) = self.runner.published(path) {
+                    return Err(Refusal::Published { path: path.clone(), target });
+                }
             }
             together.borrow_mut().extend_from_slice(others(&next));
             self.take_along(path, &together.borrow());

@@ -76,6 +76,11 @@ pub(super) fn is_for_block(object: &LogicalVolume) -> bool {
     object.annotation(VOLUME_MODE) != Some("Filesystem")
 }
 
+/// Whether an LV may get a filesystem. Who does not say may want one.
+pub(super) fn is_for_filesystem(object: &LogicalVolume) -> bool {
+    object.annotation(VOLUME_MODE) != Some("Block")
+}
+
 /// How an LV is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Making {
