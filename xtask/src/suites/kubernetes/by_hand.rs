@@ -1,17 +1,22 @@
 //! Objects that people make by hand, and what they ask of a volume beyond a claim and a pod.
 
 use anyhow::{Context, Result, ensure};
+use lab_protocol::disk::GIB;
 use serde_json::{Value, json};
 
 use super::LVMS;
 use super::protection::has_lv;
-use super::scenarios::{READ, WRITE, id_of_snapshot};
+use super::scenarios::{READ, WRITE, await_capacity, id_of_snapshot};
 use crate::cluster::Cluster;
 use crate::deployed::DRIVER;
 use crate::suites::cluster::Case;
-use crate::suites::stage::{Stage, on_a_stage};
+use crate::suites::stage::{Stage, filesystem_size, on_a_stage};
 
 pub(super) const CASES: &[Case] = &[
+    Case::One(
+        "volumes_made_by_hand_are_published_grown_and_removed",
+        volumes_made_by_hand_are_published_grown_and_removed,
+    ),
     Case::One(
         "groups_parts_and_read_only_mounts_of_a_volume_work",
         groups_parts_and_read_only_mounts_of_a_volume_work,
@@ -34,6 +39,79 @@ fn make(cluster: &Cluster, version: &str, kind: &str, name: &str, more: &Value) 
         object[key] = value.clone();
     }
     cluster.apply(&object.to_string())
+}
+
+/// Makes a LogicalVolume of 1 GiB, without a word of what it is for. Returns the id of its LV.
+fn make_volume(cluster: &Cluster, name: &str) -> Result<String> {
+    let node = &cluster.nodes().first().context("a node")?.name;
+    let more = json!({
+        "metadata": {"name": name},
+        "spec": {"name": name, "nodeName": node, "size": "1Gi", "deviceClass": "dc1"},
+    });
+    make(cluster, "topolvm.io/v1", "LogicalVolume", name, &more)?;
+    let mut id = String::new();
+    cluster.wait_for(&format!("{name} to be made"), || {
+        let status = &cluster.get(["logicalvolume", name])?["status"];
+        id = status["volumeID"].as_str().unwrap_or_default().to_owned();
+        Ok(!id.is_empty() && status["currentSize"] == "1Gi")
+    })?;
+    Ok(id)
+}
+
+/// Makes a PersistentVolume for an LV, and a claim for that.
+fn make_claim(stage: &Stage<'_>, name: &str, id: &str, mode: &str) -> Result<()> {
+    let node = &stage.cluster.nodes().first().context("a node")?.name;
+    let affinity = json!({"matchExpressions": [{"key": "topology.topolvm.io/node", "operator": "In", "values": [node]}]});
+    let more = json!({
+        "metadata": {"name": name, "annotations": {"pv.kubernetes.io/provisioned-by": DRIVER}},
+        "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "thick",
+            "volumeMode": mode, "persistentVolumeReclaimPolicy": "Delete",
+            "csi": {"driver": DRIVER, "volumeHandle": id, "fsType": "ext4"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [affinity]}},
+        },
+    });
+    make(stage.cluster, "v1", "PersistentVolume", name, &more)?;
+    let claim = json!({
+        "accessModes": ["ReadWriteOnce"], "storageClassName": "thick", "volumeName": name, "volumeMode": mode,
+        "resources": {"requests": {"storage": "1Gi"}},
+    });
+    stage.apply("v1", "PersistentVolumeClaim", name, &claim)
+}
+
+fn volumes_made_by_hand_are_published_grown_and_removed(cluster: &Cluster) -> Result<()> {
+    let node = &cluster.nodes().first().context("a node")?.name;
+    on_a_stage(cluster, &LVMS, "by-hand", "", |stage| {
+        let alone = make_volume(cluster, "by-hand-alone")?;
+        let (files, device) =
+            (make_volume(cluster, "by-hand-files")?, make_volume(cluster, "by-hand-device")?);
+        // What nobody names goes when its object is deleted.
+        cluster.kubectl(["delete", "logicalvolume", "by-hand-alone", "--wait=false"])?;
+        make_claim(stage, "files", &files, "Filesystem")?;
+        make_claim(stage, "device", &device, "Block")?;
+        stage.start_pod("files", "files", None)?;
+        stage.start_block_pod("device", "device")?;
+        let written = stage.run_in("files", WRITE)?;
+        for claim in ["files", "device"] {
+            stage.grow(claim, "2Gi")?;
+        }
+        for claim in ["files", "device"] {
+            await_capacity(stage, claim, "2Gi")?;
+        }
+        let size = filesystem_size(&stage.run_in("files", "df -P -k /data")?)?;
+        ensure!(size > 2 * GIB / 10 * 9, "the filesystem has {size}");
+        ensure!(stage.run_in("files", READ)? == written, "the data has changed");
+        let read = stage.run_in("device", "dd if=/dev/data of=/dev/null bs=1M 2>&1")?;
+        ensure!(read.contains("2048+0 records in"), "the pod reads {read}");
+        for name in ["files", "device"] {
+            stage.remove_pod(name)?;
+            stage.kubectl(&["delete", "pvc", name, "--wait=false"])?;
+        }
+        for id in [alone, files, device] {
+            cluster.wait_for("the logical volume to be gone", || Ok(!has_lv(cluster, node, &id)?))?;
+        }
+        Ok(())
+    })
 }
 
 fn groups_parts_and_read_only_mounts_of_a_volume_work(cluster: &Cluster) -> Result<()> {
