@@ -91,12 +91,12 @@ fn check_looks_into_the_devices_file(lab: &Lab) -> Result {
     let (good, said) = check(lab, GOOD, &[])?;
     assert!(good, "{said}");
     has_one(&said, "ok       devices file: LVM looks at the 1 disks that it names");
-    run("lvmdevices", ["--yes", "--deldev", lab.disk(0)])?;
+    run("lvm", ["lvmdevices", "--yes", "--deldev", lab.disk(0)])?;
     let (good, said) = check(lab, GOOD, &[])?;
     assert!(!good, "{said}");
     has_one(&said, "error    class a: there is no volume group vg");
     has_one(&said, "warning  devices file: LVM looks at the 0 disks that it names, and does not find vg");
-    run("lvmdevices", ["--yes", "--adddev", lab.disk(0)])?;
+    run("lvm", ["lvmdevices", "--yes", "--adddev", lab.disk(0)])?;
     Ok(())
 }
 
