@@ -4,6 +4,7 @@
 mod decide;
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use lvms_cluster::slim::{Claim, ClaimCondition, PersistentVolume, Pod};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, is_not_found, passes};
-use lvms_cluster::{Key, Outcome, Reference, Work};
+use lvms_cluster::{Key, Outcome, Reference, Work, pages};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -218,16 +219,19 @@ impl Resize {
     async fn nudge(&self, claim: &Claim) -> Result<(), kube::Error> {
         let namespace = claim.namespace().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(self.context.client.clone(), &namespace);
-        let running = ListParams::default().fields("status.phase=Running").limit(500);
-        for pod in pods.list(&running).await?.items {
-            if pod.uses(&claim.name_any()) {
-                let name = pod.name_any();
-                let now = jiff::Timestamp::now().to_string();
-                let change = json!({ "metadata": { "annotations": { RESIZE_REQUESTED: now } } });
-                match write::merge(&pods, &name, change).await {
-                    Err(error) if !is_not_found(&error) => return Err(error),
-                    _ => {}
-                }
+        let running = ListParams::default().fields("status.phase=Running");
+        let mut concerned = Vec::new();
+        let look = |pod: Pod| {
+            concerned.extend(pod.uses(&claim.name_any()).then(|| pod.name_any()));
+            ControlFlow::<()>::Continue(())
+        };
+        pages::each(&pods, running, look).await?;
+        for name in concerned {
+            let now = jiff::Timestamp::now().to_string();
+            let change = json!({ "metadata": { "annotations": { RESIZE_REQUESTED: now } } });
+            match write::merge(&pods, &name, change).await {
+                Err(error) if !is_not_found(&error) => return Err(error),
+                _ => {}
             }
         }
         Ok(())
