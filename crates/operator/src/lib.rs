@@ -4,6 +4,7 @@
 //! - [`provision`]: a claim becomes a LogicalVolume; when its node has made it, a PersistentVolume.
 //! - [`reclaim`]: a released PersistentVolume takes its LogicalVolume along.
 //! - [`release`]: the second key: a LogicalVolume goes only if nothing names it any more.
+//! - `question`: what is asked of the API itself, for all who ask at the time.
 //! - [`orphans`]: LogicalVolumes that nothing names.
 //! - [`restore`]: a PersistentVolume whose LogicalVolume is gone gets it back.
 //! - [`protect`]: the source of a copy stays until the copy is there.
@@ -27,6 +28,7 @@ pub mod orphans;
 pub mod predecessor;
 pub mod protect;
 pub mod provision;
+mod question;
 pub mod reclaim;
 pub mod release;
 pub mod resize;
@@ -37,13 +39,16 @@ pub mod snapshot;
 pub mod stores;
 pub mod volumes;
 
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use kube::api::ListParams;
 use kube::{Api, Client};
 use lvms_api::{LogicalVolume, Personality};
-use lvms_cluster::Events;
+use lvms_cluster::{Events, pages};
 
+use crate::question::Question;
 use crate::stores::Stores;
 
 /// What all parts of the leader's work need.
@@ -60,6 +65,8 @@ pub struct Context {
     pub events: Events,
     /// Which leader we are, as external-provisioner tells it in a volume's attributes.
     pub identity: String,
+    /// The names of all LogicalVolumes by their LVs.
+    names: Question<BTreeMap<String, String>>,
 }
 
 impl Context {
@@ -77,14 +84,27 @@ impl Context {
             return Ok(Some(known));
         }
         let api = self.logical_volumes();
-        let is_it = |volume: &LogicalVolume| volume.lv() == handle;
-        match api.get_opt(name).await?.filter(|volume| is_it(volume)) {
-            Some(volume) => Ok(Some(Arc::new(volume))),
-            // It may have another name than its PersistentVolume.
-            None => {
-                let all = api.list(&ListParams::default()).await?;
-                Ok(all.items.into_iter().find(is_it).map(Arc::new))
-            }
+        let named = async |name: &str| {
+            let found = api.get_opt(name).await?.filter(|volume| volume.lv() == handle);
+            Ok::<_, kube::Error>(found.map(Arc::new))
+        };
+        if let Some(found) = named(name).await? {
+            return Ok(Some(found));
         }
+        // It may have another name than its PersistentVolume.
+        match self.names.ask(self.all_names()).await?.get(handle) {
+            Some(name) => named(name).await,
+            None => Ok(None),
+        }
+    }
+
+    async fn all_names(&self) -> Result<BTreeMap<String, String>, kube::Error> {
+        let mut names = BTreeMap::new();
+        let look = |volume: LogicalVolume| {
+            names.insert(volume.lv().to_owned(), volume.name().to_owned());
+            ControlFlow::<()>::Continue(())
+        };
+        pages::each(&self.logical_volumes(), ListParams::default(), look).await?;
+        Ok(names)
     }
 }

@@ -30,6 +30,7 @@ use crate::orphans::Orphans;
 use crate::predecessor::Predecessor;
 use crate::protect::Protect;
 use crate::provision::{Provision, identity};
+use crate::question::Question;
 use crate::reclaim::Reclaim;
 use crate::release::Release;
 use crate::resize::Resize;
@@ -134,13 +135,14 @@ impl Role {
             stores: Arc::clone(&stores),
             events: self.events(),
             identity: identity(self.personality),
+            names: Question::default(),
         });
         let owner = self.owner().await;
         // Whoever acts is told of every object: all listen before the first is read.
         let protect = Protect::new(Arc::clone(&context));
         let provision = Provision::new(Arc::clone(&context), Arc::clone(&protect));
         let release = Release::new(Arc::clone(&context));
-        let reclaim = Reclaim::new(Arc::clone(&context), Arc::clone(&release));
+        let reclaim = Reclaim::new(Arc::clone(&context), Arc::clone(&release), self.departure);
         let restore = Restore::new(Arc::clone(&context));
         let orphans = Orphans::new(Arc::clone(&context), Arc::clone(&release));
         let resize = Resize::new(Arc::clone(&context));

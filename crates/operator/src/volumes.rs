@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::Context;
 use crate::provision::Parameters;
-use crate::release::Release;
+use crate::release::{Release, Removal};
 use crate::resize::resize_time;
 
 /// The volumes of a cluster.
@@ -106,8 +106,8 @@ impl ClusterVolumes {
         let Some(volume) = self.context.stores.by_handle(id) else { return Ok(()) };
         if !volume.is_deleted() {
             match self.release.remove(&volume).await {
-                Ok(None) => {}
-                Ok(Some(kept)) => return Err(Error::new(Kind::Precondition, kept.to_string())),
+                Ok(Removal::Released | Removal::Vanished) => {}
+                Ok(Removal::Kept(kept)) => return Err(Error::new(Kind::Precondition, kept.to_string())),
                 Err(error) if is_conflict(&error) => return Err(too_late(volume.name())),
                 Err(error) => return Err(failed(&error)),
             }
