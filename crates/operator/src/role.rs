@@ -52,7 +52,7 @@ pub struct Role {
     pub pod: Option<String>,
     /// What becomes of the volumes of a node that leaves.
     pub departure: Departure,
-    /// What is watched; a node in the same process looks at the same LogicalVolumes.
+    /// What is watched while it leads is begun from this; a node in the same process looks at the same LogicalVolumes.
     pub stores: Arc<Stores>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
@@ -73,17 +73,7 @@ impl Role {
         let identity = format!("{name}_{}", uuid::Uuid::new_v4());
         let client = self.connection.client.clone();
         let mut candidate = Candidate::new(client, &self.namespace, LEASE, &identity, Timing::default());
-        let led = candidate
-            .lead(stop, || {
-                // What a former time as the leader has left in the stores may be old.
-                let role = Role { stores: Arc::default(), ..self.clone() };
-                async move {
-                    // Told when it ends, however it does.
-                    let _counted = Counted(Arc::clone(&role.metrics));
-                    role.lead_alone().await;
-                }
-            })
-            .await;
+        let led = candidate.lead(stop, || self.lead_once()).await;
         if led {
             self.let_in().await;
             candidate.release().await;
@@ -93,20 +83,18 @@ impl Role {
     /// Leads where nobody else can, whenever no predecessor can act. Without the API nobody knows that for long: the
     /// work ends then, and begins again with what the API says when it is back.
     pub async fn lead_on(self) -> Infallible {
-        again_and_again(Arc::clone(&self.stores), |stores| {
-            let role = Role { stores, ..self.clone() };
-            async move {
-                let _counted = Counted(Arc::clone(&role.metrics));
-                role.lead_alone().await;
-            }
-        })
-        .await
+        again_and_again(|| self.lead_once()).await
     }
 
-    /// Does all work as long as no predecessor can do any.
-    async fn lead_alone(self) {
-        let predecessor = self.predecessor();
-        predecessor.kept_out(self.lead()).await;
+    /// Does all work, with nothing in mind, as long as no predecessor can do any.
+    fn lead_once(&self) -> impl Future<Output = ()> + use<> {
+        let role = Role { stores: Arc::new(self.stores.anew()), ..self.clone() };
+        async move {
+            // Told when it ends, however it does.
+            let _counted = Counted(Arc::clone(&role.metrics));
+            let _listening = role.stores.listening();
+            role.predecessor().kept_out(role.lead()).await;
+        }
     }
 
     /// Gives up what keeps a predecessor from acting.
@@ -125,7 +113,7 @@ impl Role {
     }
 
     /// Does all work, for ever.
-    async fn lead(self) {
+    async fn lead(&self) {
         let mut tasks = JoinSet::new();
         let stores = Arc::clone(&self.stores);
         let context = Arc::new(Context {
@@ -203,14 +191,10 @@ impl Role {
     }
 }
 
-/// Acts, and acts again when that has ended. What the first act knows may be old by then: each other begins with nothing.
-async fn again_and_again<Act: Future<Output = ()>>(
-    first: Arc<Stores>,
-    act: impl Fn(Arc<Stores>) -> Act,
-) -> Infallible {
-    let mut stores = first;
+/// Acts, and acts again when that has ended.
+async fn again_and_again<Act: Future<Output = ()>>(act: impl Fn() -> Act) -> Infallible {
     loop {
-        act(std::mem::take(&mut stores)).await;
+        act().await;
         tracing::warn!("does not lead any more");
         tokio::time::sleep(AGAIN).await;
     }
@@ -271,22 +255,15 @@ impl Drop for Counted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
 
     #[tokio::test(start_paused = true)]
-    async fn a_leader_whose_work_has_ended_leads_again_with_nothing_in_mind() {
-        let first = Arc::new(Stores { are_volumes_followed: true, ..Stores::default() });
-        let led: Mutex<Vec<Arc<Stores>>> = Mutex::default();
-        let leading = again_and_again(Arc::clone(&first), |stores| {
-            led.lock().unwrap().push(stores);
+    async fn a_leader_whose_work_has_ended_leads_again() {
+        let times = std::cell::Cell::new(0);
+        let leading = again_and_again(|| {
+            times.set(times.get() + 1);
             std::future::ready(())
         });
         assert!(tokio::time::timeout(3 * AGAIN, leading).await.is_err(), "it has ended");
-        let led = led.into_inner().unwrap();
-        assert!(led.len() > 2, "it has led {} times", led.len());
-        assert!(Arc::ptr_eq(&led[0], &first));
-        // They follow all objects themselves, and share nothing with a former time.
-        assert!(led[1..].iter().all(|stores| !stores.are_volumes_followed));
-        assert!(!Arc::ptr_eq(&led[1], &led[2]));
+        assert!(times.get() > 2, "it has led {} times", times.get());
     }
 }
