@@ -23,7 +23,8 @@ pub const PROGRESS: &str = "lvms.io/progress";
 /// anybody has ever used it.
 pub const ORPHANED: &str = "lvms.io/orphaned";
 
-/// On a LogicalVolume without claim: its node says that nobody has ever used it. Its value is the object's uid.
+/// On a LogicalVolume without claim: its node says that nobody has ever used it. Its value is the object's uid and that
+/// of [`ORPHANED`]: what was said before somebody wanted it again says nothing.
 pub const UNUSED: &str = "lvms.io/unused";
 
 /// Who made a LogicalVolume, as TopoLVM's node marks it.

@@ -207,6 +207,8 @@ impl Volumes {
                 self.tell(object, &decide::well(&id, size)).await?;
                 Ok(Outcome::Done)
             }
+            // Nobody had used it when its node was asked, without TopoLVM's knowledge.
+            Act::Remove if object.is_unused() && !self.is_blank(object).await? => self.retain(object).await,
             Act::Remove => {
                 let id = object.lv().to_owned();
                 let snapshot = self.is_snapshot(&id);
@@ -230,13 +232,13 @@ impl Volumes {
                 self.tell(object, &status).await?;
                 Ok(Outcome::Done)
             }
-            Act::Vouch if !self.is_blank(object).await? => self.retain(object),
+            Act::Vouch if !self.is_blank(object).await? => self.retain(object).await,
             Act::Vouch => {
-                let change = json!({ "metadata": { "annotations": { UNUSED: object.uid() } } });
+                let change = json!({ "metadata": { "annotations": { UNUSED: object.vouch() } } });
                 self.objects.answered(write::change(&self.api(), object, change).await?);
                 Ok(Outcome::Done)
             }
-            Act::Retain => self.retain(object),
+            Act::Retain => self.retain(object).await,
             Act::Refuse(error) => Err(error.into()),
             Act::Later(why) => {
                 self.events.warn(self.about(object), "VolumeGroupMissing", why);
@@ -260,7 +262,8 @@ impl Volumes {
         self.alone(&id, probe).await
     }
 
-    fn retain(&self, object: &LogicalVolume) -> Result<Outcome, Failure> {
+    /// Tells that what nobody names is kept.
+    async fn retain(&self, object: &LogicalVolume) -> Result<Outcome, Failure> {
         let named = if object.is_snapshot() {
             "no VolumeSnapshotContent names it any more".to_owned()
         } else {
@@ -269,8 +272,17 @@ impl Volumes {
                 "neither its claim{claim} nor a PersistentVolume names it any more, but somebody has used it"
             )
         };
-        let told = format!("{named}: its data is kept until this object is deleted");
-        self.events.warn(self.about(object), "Retained", told);
+        let until = if object.is_deleted() {
+            format!("the annotation {UNUSED} is taken away")
+        } else {
+            "this object is deleted".to_owned()
+        };
+        self.events.warn(self.about(object), "Retained", format!("{named}: its data is kept until {until}"));
+        // Of what goes it says why: without it, it would be removed.
+        if object.annotation(UNUSED).is_some() && !object.is_deleted() {
+            let change = json!({ "metadata": { "annotations": { UNUSED: null } } });
+            self.objects.answered(write::change(&self.api(), object, change).await?);
+        }
         Ok(Outcome::Done)
     }
 

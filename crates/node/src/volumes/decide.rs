@@ -123,6 +123,8 @@ fn going(object: &LogicalVolume, lv: &Lv) -> Act {
     match lv {
         Lv::Absent => Act::LetGo,
         Lv::Unknown(why) => Act::Later(why.clone()),
+        // It was to go because nobody had used it; by now somebody has.
+        Lv::Present { unused: false, .. } if object.is_released() && object.is_unused() => Act::Retain,
         Lv::Present { .. } if object.is_released() => Act::Remove,
         // The leader looks whether anything still names it.
         Lv::Present { .. } => Act::Nothing,
@@ -179,7 +181,7 @@ fn staying(object: &LogicalVolume, status: &Status, wanted: Bytes, lv: &Lv) -> A
                 return Act::Tell(well(id, *size));
             }
             match object.annotation(ORPHANED) {
-                Some(_) if object.is_unused() => Act::Nothing,
+                Some(_) if *unused && object.is_unused() => Act::Nothing,
                 // A snapshot is what somebody asked for, whether anything is on it or not.
                 Some(_) if *unused && !object.is_snapshot() => Act::Vouch,
                 Some(_) => Act::Retain,
@@ -248,6 +250,18 @@ mod tests {
 
     fn present(size: u64) -> Lv {
         Lv::Present { size: Bytes(size), finished: true, unused: false }
+    }
+
+    fn unused() -> Lv {
+        Lv::Present { size: Bytes(GIB), finished: true, unused: true }
+    }
+
+    /// An orphan of which its node has said that nobody has used it.
+    fn vouched() -> LogicalVolume {
+        let mut orphan = annotated(settled(), ORPHANED);
+        let vouch = orphan.vouch().unwrap();
+        orphan.metadata.annotations.as_mut().unwrap().insert(lvms_api::names::UNUSED.to_owned(), vouch);
+        orphan
     }
 
     fn deleted(mut object: LogicalVolume) -> LogicalVolume {
@@ -406,13 +420,24 @@ mod tests {
     fn an_orphan_is_vouched_for_only_if_nobody_has_used_it() {
         let orphan = annotated(settled(), ORPHANED);
         assert_eq!(decide(&orphan, P, &present(GIB)), Act::Retain);
-        let unused = Lv::Present { size: Bytes(GIB), finished: true, unused: true };
-        assert_eq!(decide(&orphan, P, &unused), Act::Vouch);
-        assert_eq!(decide(&annotated(orphan, lvms_api::names::UNUSED), P, &unused), Act::Nothing);
-        assert_eq!(decide(&settled(), P, &unused), Act::Nothing);
+        assert_eq!(decide(&orphan, P, &unused()), Act::Vouch);
+        assert_eq!(decide(&vouched(), P, &unused()), Act::Nothing);
+        assert_eq!(decide(&settled(), P, &unused()), Act::Nothing);
         let mut snapshot = annotated(settled(), ORPHANED);
         (snapshot.spec.source, snapshot.spec.access_type) = ("pvc-0".into(), READ_ONLY.into());
-        assert_eq!(decide(&snapshot, P, &unused), Act::Retain);
+        assert_eq!(decide(&snapshot, P, &unused()), Act::Retain);
+    }
+
+    #[test]
+    fn what_was_used_after_it_was_vouched_for_is_kept() {
+        assert_eq!(decide(&vouched(), P, &present(GIB)), Act::Retain);
+        let going = deleted(annotated(vouched(), lvms_api::names::RELEASED));
+        assert_eq!(decide(&going, P, &unused()), Act::Remove);
+        assert_eq!(decide(&going, P, &present(GIB)), Act::Retain);
+        // Orphaned once more, of which nobody has said anything.
+        let mut again = vouched();
+        again.metadata.annotations.as_mut().unwrap().insert(ORPHANED.to_owned(), "later".to_owned());
+        assert_eq!(decide(&again, P, &unused()), Act::Vouch);
     }
 
     #[test]
