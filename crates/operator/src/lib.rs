@@ -35,6 +35,8 @@ pub mod resize;
 pub mod restore;
 pub mod role;
 pub mod rollback;
+#[cfg(test)]
+mod scripted;
 pub mod snapshot;
 pub mod stores;
 pub mod volumes;
@@ -106,5 +108,44 @@ impl Context {
         };
         pages::each(&self.logical_volumes(), ListParams::default(), look).await?;
         Ok(names)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[tokio::test]
+    async fn a_logical_volume_of_another_name_is_found_on_any_page_and_one_answer_serves_all() {
+        let volume = |name: &str, lv: &str| {
+            json!({
+                "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume", "metadata": {"name": name, "uid": lv},
+            })
+        };
+        let (context, asked) = scripted::context(move |request| {
+            let page =
+                |volume: Value, more: &str| (200, json!({"metadata": {"continue": more}, "items": [volume]}));
+            match request {
+                _ if request.contains("continue=more") => page(volume("other", "lv-2"), ""),
+                _ if request.contains("logicalvolumes?") => page(volume("one", "lv-1"), "more"),
+                _ if request.ends_with("/other") => (200, volume("other", "lv-2")),
+                _ => (404, json!({"code": 404, "reason": "NotFound", "details": {"name": "x"}})),
+            }
+        })
+        .await;
+        let found = context.logical_volume("pvc-2", "lv-2").await.unwrap();
+        assert_eq!(found.unwrap().name(), "other");
+        asked.lock().unwrap().clear();
+        let many = (0..9).map(|number| {
+            let context = Arc::clone(&context);
+            tokio::spawn(async move { context.logical_volume(&format!("pvc-{number}"), "lv-9").await })
+        });
+        for asking in many.collect::<Vec<_>>() {
+            assert!(asking.await.unwrap().unwrap().is_none());
+        }
+        let lists =
+            asked.lock().unwrap().iter().filter(|request| request.contains("logicalvolumes?")).count();
+        assert!((2..18).contains(&lists), "{lists} pages were read for nine who asked");
     }
 }

@@ -255,7 +255,70 @@ fn decide(volume: &PersistentVolume, personality: Personality) -> Act {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::scripted;
+    use serde_json::{Value, json};
+
+    fn released() -> Value {
+        json!({
+            "metadata": {"name": "pvc-1", "uid": "pv", "finalizers": [VOLUME_FINALIZER]},
+            "spec": {
+                "csi": {"driver": "topolvm.io", "volumeHandle": "lv-1"}, "persistentVolumeReclaimPolicy": "Delete",
+            },
+            "status": {"phase": "Released"},
+        })
+    }
+
+    async fn reclaim(
+        answer: impl Fn(&str) -> (u16, Value) + Send + Sync + 'static,
+    ) -> (Reclaim, Arc<Mutex<Vec<String>>>) {
+        let (context, asked) = scripted::context(move |request| match request {
+            _ if request.contains("customresourcedefinitions") => (200, json!({"metadata": {"name": "x"}})),
+            _ if request.contains("persistentvolumes?") => {
+                (200, json!({"metadata": {}, "items": [released()]}))
+            }
+            _ if request.contains("persistentvolumes") => (200, released()),
+            _ if request.contains("logicalvolumes") => answer(request),
+            _ => (404, json!({"code": 404})),
+        })
+        .await;
+        context.stores.persistent.answered(serde_json::from_value(released()).unwrap());
+        let release = Release::new(Arc::clone(&context));
+        (Reclaim::new(context, release, Departure::Keep), asked)
+    }
+
+    fn logical(deleted: bool) -> Value {
+        json!({
+            "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+            "metadata": {
+                "name": "pvc-1", "uid": "lv-1", "deletionTimestamp": deleted.then_some("2026-01-01T00:00:00Z"),
+            },
+            "status": {"volumeID": "lv-1", "currentSize": "1Gi"},
+        })
+    }
+
+    #[tokio::test]
+    async fn that_an_lv_is_removed_is_not_believed_of_an_object_that_vanished_without_its_node() {
+        for (kept_by_its_node, outcome) in [(true, Outcome::Done), (false, Outcome::Failed)] {
+            let (reclaim, _) = reclaim(move |_| match kept_by_its_node {
+                true => (200, logical(true)),
+                false => (200, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"})),
+            })
+            .await;
+            reclaim.context.stores.volumes.answered(serde_json::from_value(logical(false)).unwrap());
+            assert_eq!(reclaim.look(&"pvc-1".to_owned()).await, outcome);
+            assert_eq!(reclaim.removed.handles().contains("lv-1"), kept_by_its_node);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_seen_to_go_is_not_looked_for() {
+        let (reclaim, asked) = reclaim(|request| panic!("asked was {request}")).await;
+        reclaim.removed.handles().insert("lv-1".to_owned());
+        assert_eq!(reclaim.look(&"pvc-1".to_owned()).await, Outcome::Done);
+        let verbs: Vec<String> =
+            asked.lock().unwrap().iter().map(|request| request[..6].to_owned()).collect();
+        assert_eq!(verbs, ["PATCH ", "DELETE"]);
+    }
 
     fn decided(phase: &str, policy: &str, marked: bool, deleted: bool) -> Act {
         let volume: PersistentVolume = serde_json::from_value(json!({
