@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 pub use self::class::Parameters;
-use self::decide::{Act, View, decide, selected, volume_name};
+use self::decide::{Act, View, decide, is_waiting, selected, volume_name};
 use self::node::Nodes;
 pub use self::persistent::identity;
 use crate::Context;
@@ -110,7 +110,10 @@ impl Provision {
     }
 
     async fn act(&self, claim: &Claim) -> Result<Outcome, kube::Error> {
-        let stores = &self.context.stores;
+        let (stores, personality) = (&self.context.stores, self.context.personality);
+        if !is_waiting(claim, personality) {
+            return Ok(Outcome::Done);
+        }
         let name = volume_name(claim);
         let volume = stores.volumes.named(&name);
         let class = claim.class().and_then(|class| stores.classes.named(class));
@@ -119,8 +122,6 @@ impl Provision {
             Some(_) => decide::Source::Nothing,
             None => source::of(&self.context, claim).await?,
         };
-        let (nodes, told, volumes) = (stores.nodes.all(), stores.lvm_nodes.all(), stores.volumes.all());
-        let personality = self.context.personality;
         let view = View {
             personality,
             claim,
@@ -128,7 +129,7 @@ impl Provision {
             persistent: stores.persistent.named(&name).is_some(),
             volume: volume.as_deref(),
             source,
-            nodes: Nodes { personality, nodes: &nodes, told: &told, volumes: &volumes },
+            nodes: Nodes { personality, stores },
             identity: &self.context.identity,
         };
         let act = decide(&view);
