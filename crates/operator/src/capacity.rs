@@ -220,7 +220,9 @@ impl Looks<Item> for Capacity {
         };
         match done {
             Ok(true) => {
-                self.written().insert(item.clone(), Instant::now());
+                let mut written = self.written();
+                written.retain(|_, last| last.elapsed() < INTERVAL);
+                written.insert(item.clone(), Instant::now());
                 Outcome::Done
             }
             Ok(false) => Outcome::Done,
