@@ -41,8 +41,6 @@ const NOTHING_ON_NODE: &str = "volume.kubernetes.io/node-expansion-not-required"
 pub struct Resize {
     context: Arc<Context>,
     work: Arc<Work<Key>>,
-    /// Versions of LogicalVolumes as we have written them: what their status says is about an older wish.
-    asked: Mutex<BTreeMap<String, String>>,
     /// Sizes that claims were refused, and until when they are not tried again.
     refused: Mutex<BTreeMap<Key, (u64, Instant)>>,
 }
@@ -80,7 +78,7 @@ impl Resize {
                 told.add(key);
             }
         });
-        Resize { context, work, asked: Mutex::default(), refused: Mutex::default() }
+        Resize { context, work, refused: Mutex::default() }
     }
 
     /// The names that wait.
@@ -110,8 +108,7 @@ impl Resize {
         let Some(volume) = persistent.handle(driver).and_then(|handle| stores.by_handle(handle)) else {
             return Ok(Outcome::Done);
         };
-        let stale = lock(&self.asked).get(volume.name()) == volume.metadata.resource_version.as_ref();
-        let act = decide(&View { claim: &claim, persistent: &persistent, volume: &volume, stale });
+        let act = decide(&View { claim: &claim, persistent: &persistent, volume: &volume });
         tracing::debug!(claim = %key, ?act, "looked at");
         match act {
             Act::Nothing => Ok(Outcome::Done),
@@ -193,7 +190,9 @@ impl Resize {
                     self.write(&claim, change, false).await?;
                 }
                 if infeasible {
-                    lock(&self.refused).insert(key.clone(), (size, Instant::now() + INFEASIBLE));
+                    let mut refused = lock(&self.refused);
+                    refused.retain(|_, (_, until)| *until > Instant::now());
+                    refused.insert(key.clone(), (size, Instant::now() + INFEASIBLE));
                     return Ok(Outcome::After(INFEASIBLE));
                 }
                 Ok(Outcome::Failed)
@@ -201,16 +200,21 @@ impl Resize {
         }
     }
 
-    /// Asks the node of a LogicalVolume for a size.
+    /// Asks the node of a LogicalVolume for a size. What the status says is about what is asked: what was refused before
+    /// is taken back first, or whoever leads by then would believe it.
     async fn ask(&self, volume: &LogicalVolume, size: u64) -> Result<(), kube::Error> {
+        let api = self.context.logical_volumes();
+        let forgotten = match forget(volume) {
+            Some(change) => Some(write::merge_status(&api, volume.name(), change).await?),
+            None => None,
+        };
+        let volume = forgotten.as_ref().unwrap_or(volume);
         let requested = self.context.personality.resize_requested();
         let change = json!({
             "metadata": { "annotations": { requested: resize_time() } },
             "spec": { "size": Quantity::of(size) },
         });
-        let changed = write::change(&self.context.logical_volumes(), volume, change).await?;
-        let version = changed.metadata.resource_version.clone().unwrap_or_default();
-        lock(&self.asked).insert(changed.name().to_owned(), version);
+        let changed = write::change(&api, volume, change).await?;
         self.context.stores.volumes.answered(changed);
         Ok(())
     }
@@ -270,6 +274,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The change that takes back what a node has refused, if it has.
+fn forget(volume: &LogicalVolume) -> Option<Value> {
+    volume.status.as_ref().filter(|status| status.code != 0)?;
+    let version = &volume.metadata.resource_version;
+    Some(json!({ "metadata": { "resourceVersion": version }, "status": { "code": null, "message": null } }))
+}
+
 /// The time as TopoLVM writes it when it asks for more; it only has to differ from the one before.
 pub fn resize_time() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M:%S.%f +0000 UTC").to_string()
@@ -303,4 +314,26 @@ fn status(claim: &Claim, conditions: &[(&str, &str)], allocated: Option<(u64, St
         None => status["allocatedResourceStatuses"] = json!({ "storage": null }),
     }
     json!({ "status": status })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_refused_is_taken_back_before_something_else_is_asked_for() {
+        let volume = |status: Value| -> LogicalVolume {
+            serde_json::from_value(json!({
+                "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+                "metadata": {"name": "pvc-1", "resourceVersion": "7"}, "status": status,
+            }))
+            .unwrap()
+        };
+        assert_eq!(forget(&volume(json!({"volumeID": "u", "currentSize": "1Gi"}))), None);
+        let refused =
+            volume(json!({"volumeID": "u", "currentSize": "1Gi", "code": 11, "message": "no room"}));
+        let taken_back =
+            json!({"metadata": {"resourceVersion": "7"}, "status": {"code": null, "message": null}});
+        assert_eq!(forget(&refused), Some(taken_back));
+    }
 }

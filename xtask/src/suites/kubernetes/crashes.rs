@@ -228,12 +228,14 @@ impl Process<'_> {
 const ELSEWHERE: &[(&str, &str)] = &[
     ("cluster/src/lease.rs", "a single node needs no lease"),
     ("node/src/volumes.rs act change", "LogicalVolumes that others made, and those of deleted claims"),
+    ("node/src/volumes.rs retain change", "LogicalVolumes that were used after their claim was deleted"),
     ("operator/src/capacity.rs withdraw", "capacities that nobody needs any more"),
     ("operator/src/leftovers.rs", "what a predecessor has left, and nodes that leave"),
     ("operator/src/orphans.rs", "claims that were deleted in the middle"),
     ("operator/src/provision.rs discard", "what could not be made"),
     ("operator/src/provision.rs reschedule", "what could not be made"),
     ("operator/src/reclaim.rs act", "volumes with a finalizer that is missing or too much"),
+    ("operator/src/resize.rs ask merge_status", "growth that was refused"),
     ("operator/src/snapshot.rs act delete", "snapshots that could not be made"),
     ("operator/src/volumes.rs", "CSI's Controller service, which Kubernetes does not need"),
 ];
