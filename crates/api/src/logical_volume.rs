@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube_core::{Resource, TypeMeta};
 use serde::{Deserialize, Serialize};
 
-use crate::names::{ADOPTS, ORPHANED, RELEASED, UNUSED};
+use crate::names::{ADOPTS, NODE, ORPHANED, RELEASED, UNUSED};
 use crate::{Personality, Quantity};
 
 /// A volume or a snapshot.
@@ -95,6 +95,7 @@ impl LogicalVolume {
                 name: Some(spec.name.clone()),
                 finalizers: Some(vec![personality.volume_finalizer()]),
                 labels: Some([(key.to_owned(), value.to_owned())].into()),
+                annotations: Some([(NODE.to_owned(), spec.node_name.clone())].into()),
                 ..ObjectMeta::default()
             },
             spec,
@@ -215,6 +216,7 @@ mod tests {
                 "name": "pvc-1",
                 "finalizers": ["topolvm.cybozu.com/logicalvolume"],
                 "labels": {"app.kubernetes.io/created-by": "topolvm-controller"},
+                "annotations": {"lvms.io/node": "n1"},
             },
             "spec": {"name": "pvc-1", "nodeName": "n1", "size": "1023Mi", "deviceClass": "ssd"},
         });

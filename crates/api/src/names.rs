@@ -10,6 +10,9 @@ pub const RELEASED: &str = "lvms.io/released";
 /// On a LogicalVolume: the claim it was made for, as `namespace/name`.
 pub const CLAIM: &str = "lvms.io/claim";
 
+/// On a LogicalVolume: the node that it was made for. TopoLVM's definition lets its spec be changed.
+pub const NODE: &str = "lvms.io/node";
+
 /// On a LogicalVolume: `Block` or `Filesystem`. A block volume is zeroed before anybody sees it.
 pub const VOLUME_MODE: &str = "lvms.io/volume-mode";
 

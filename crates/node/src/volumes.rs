@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kube::{Api, Client};
 use lvms_api::logical_volume::{REMOVAL_FAILED, Status};
-use lvms_api::names::{ADOPTS, CLAIM, CREATED_BY, UNUSED};
+use lvms_api::names::{ADOPTS, CLAIM, CREATED_BY, NODE, UNUSED};
 use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
@@ -184,6 +184,7 @@ impl Volumes {
             Act::Mark => {
                 let mut change = write::finalizers_with(object, &self.personality.volume_finalizer());
                 change["metadata"]["labels"] = json!({ CREATED_BY.0: CREATED_BY.1 });
+                change["metadata"]["annotations"] = json!({ NODE: self.node });
                 self.objects.answered(write::change(&self.api(), object, change).await?);
                 Ok(Outcome::Done)
             }
@@ -239,6 +240,10 @@ impl Volumes {
                 Ok(Outcome::Done)
             }
             Act::Retain => self.retain(object).await,
+            Act::LeaveTo(why) => {
+                self.events.warn(self.about(object), "NodeChanged", why);
+                Ok(Outcome::Done)
+            }
             Act::Refuse(error) => Err(error.into()),
             Act::Later(why) => {
                 self.events.warn(self.about(object), "VolumeGroupMissing", why);
@@ -268,9 +273,7 @@ impl Volumes {
             "no VolumeSnapshotContent names it any more".to_owned()
         } else {
             let claim = object.annotation(CLAIM).map(|claim| format!(" {claim}")).unwrap_or_default();
-            format!(
-                "neither its claim{claim} nor a PersistentVolume names it any more, but somebody has used it"
-            )
+            format!("neither its claim{claim} nor a PersistentVolume names it any more, and it may have data")
         };
         let until = if object.is_deleted() {
             format!("the annotation {UNUSED} is taken away")
@@ -299,6 +302,11 @@ impl Volumes {
         // What others are busy with is tried again here; what was refused is for those who wanted it to decide.
         let passes = matches!(error.kind, Kind::Busy | Kind::Unavailable);
         if passes && (object.is_deleted() || object.volume_id().is_none()) {
+            return Outcome::Failed;
+        }
+        let now = self.objects.named(object.name()).filter(|now| now.uid() == object.uid());
+        if now.is_some_and(|now| now.spec != object.spec) {
+            // What was refused is not wanted any more.
             return Outcome::Failed;
         }
         let before = object.status.clone().unwrap_or_default();

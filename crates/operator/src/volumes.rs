@@ -212,7 +212,8 @@ impl Volumes for ClusterVolumes {
         let mut wished = LogicalVolume::new(self.context.personality, spec);
         let block = request.access.iter().any(|access| access.how == How::Block);
         let mode = if block { "Block" } else { "Filesystem" };
-        wished.metadata.annotations = Some([(VOLUME_MODE.to_owned(), mode.to_owned())].into());
+        let annotations = wished.metadata.annotations.get_or_insert_default();
+        annotations.insert(VOLUME_MODE.to_owned(), mode.to_owned());
         let made = self.make(wished, deadline).await?;
         Ok(Volume { source: request.source, ..self.volume(&made) })
     }

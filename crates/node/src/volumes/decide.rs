@@ -1,7 +1,7 @@
 //! What a LogicalVolume and its LV ask for next. Decides, and does nothing.
 
 use lvms_api::logical_volume::{READ_ONLY, READ_WRITE, Status};
-use lvms_api::names::{ADOPTS, ORPHANED, VOLUME_MODE};
+use lvms_api::names::{ADOPTS, NODE, ORPHANED, VOLUME_MODE};
 use lvms_api::{LogicalVolume, Personality, Quantity};
 use lvms_csi::Error;
 use lvms_host::units::Bytes;
@@ -43,6 +43,8 @@ pub(super) enum Act {
     Vouch,
     /// Say that it is somebody's data though nobody names it any more.
     Retain,
+    /// Say that it is another node's.
+    LeaveTo(String),
     /// Write the status.
     Tell(Status),
     /// Refuse what the object asks for, and say why.
@@ -64,6 +66,7 @@ impl Act {
             | Act::LetGo
             | Act::Vouch
             | Act::Retain
+            | Act::LeaveTo(_)
             | Act::Tell(_)
             | Act::Refuse(_)
             | Act::Later(_) => false,
@@ -99,6 +102,12 @@ pub(super) const LOST: i32 = 15;
 pub(super) fn decide(object: &LogicalVolume, personality: Personality, lv: &Lv) -> Act {
     if object.annotation(&personality.pending_deletion()).is_some() {
         return Act::Nothing;
+    }
+    let here = &object.spec.node_name;
+    if let Some(node) = object.annotation(NODE).filter(|node| node != here) {
+        return Act::LeaveTo(format!(
+            "spec.nodeName was changed to {here}: the logical volume is on {node}, and stays there; change it back"
+        ));
     }
     let marked = object.has_finalizer(&personality.volume_finalizer());
     if object.is_deleted() {
@@ -367,6 +376,19 @@ mod tests {
         let unknown = Lv::Unknown("vg is not there".into());
         assert_eq!(decide(&settled(), P, &unknown), Act::Later("vg is not there".into()));
         assert_eq!(decide(&object(), P, &unknown), Act::Later("vg is not there".into()));
+    }
+
+    #[test]
+    fn an_object_whose_node_was_changed_by_hand_is_neither_lost_nor_let_go() {
+        let mut moved = settled();
+        moved.spec.node_name = "n2".into();
+        for object in [moved.clone(), deleted(moved.clone())] {
+            let Act::LeaveTo(why) = decide(&object, P, &Lv::Absent) else { panic!() };
+            assert!(why.contains("changed to n2") && why.contains("is on n1"), "{why}");
+        }
+        // One that TopoLVM has made does not say where.
+        moved.metadata.annotations = None;
+        assert!(matches!(decide(&moved, P, &Lv::Absent), Act::Tell(_)));
     }
 
     #[test]
