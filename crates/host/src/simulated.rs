@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::dm::{Cow, Fill, Pool, PoolState};
+use crate::facts::Facts;
 use crate::lvm::inventory::{Area, Disk, Kind};
 use crate::lvm::{Change, Failure, Group, Inventory, Volume, model};
 use crate::names::{LvName, VgName, VolumePath};
@@ -31,6 +32,8 @@ struct State {
     /// After so many effects nothing works any more.
     effects_left: Option<u64>,
     hidden: u32,
+    /// In the middle of so many of the next copies, the snapshot that is read is lost.
+    overflows: u32,
     /// Volumes that LVM cannot remove.
     kept: BTreeSet<VolumePath>,
     /// What was done, for people.
@@ -46,6 +49,8 @@ pub enum Content {
     Zeros,
     /// Somebody's bytes.
     Of(String),
+    /// Some of each.
+    Mixed,
 }
 
 /// A group called `vg` with disks of so many extents of 4 MiB.
@@ -86,6 +91,7 @@ impl Simulated {
             content: BTreeMap::new(),
             effects_left: None,
             hidden: 0,
+            overflows: 0,
             kept: BTreeSet::new(),
             history: Vec::new(),
         };
@@ -129,6 +135,11 @@ impl Simulated {
     /// Its group is not found by so many of the next looks.
     pub fn hide(&self, looks: u32) {
         self.state().hidden = looks;
+    }
+
+    /// In the middle of so many of the next copies, the snapshot that is read is lost.
+    pub fn overflow(&self, copies: u32) {
+        self.state().overflows = copies;
     }
 
     /// LVM cannot remove this volume.
@@ -203,6 +214,18 @@ impl State {
         self.content.retain(|path, _| path.group != group.name || group.volumes.contains_key(&path.volume));
         self.inventory.groups.insert(path.group, Arc::new(group));
         Ok(())
+    }
+
+    /// A store that is full loses its snapshot, and nothing is written of that; a thin snapshot is removed by somebody.
+    fn lose(&mut self, snapshot: &VolumePath) -> Result<(), Failure> {
+        let group = self.inventory.groups.get_mut(&snapshot.group).map(Arc::make_mut);
+        match group.and_then(|group| group.volumes.get_mut(&snapshot.volume)) {
+            Some(volume) if matches!(volume.kind, Kind::Cow { .. }) => {
+                volume.attributes = "swi-I-s---".to_owned();
+                Ok(())
+            }
+            _ => self.apply(&Change::remove(snapshot.clone())),
+        }
     }
 
     fn volume(&self, path: &VolumePath) -> io::Result<&Volume> {
@@ -285,7 +308,8 @@ impl Runner for Simulated {
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>> {
         let state = self.state();
         let valid = Cow::Valid(Fill { used: 1, total: 100 });
-        Ok(state.inventory.volume(snapshot).filter(|volume| volume.active).map(|_| valid))
+        let how = |volume: &Volume| if volume.has_overflowed() { Cow::Invalid } else { valid };
+        Ok(state.inventory.volume(snapshot).filter(|volume| volume.active).map(how))
     }
 
     fn is_open(&self, _: &VolumePath) -> io::Result<bool> {
@@ -333,11 +357,21 @@ impl Runner for Simulated {
         if length > source || length > target {
             return Err(io::Error::other("past the end"));
         }
+        let overflowed = || io::Error::other(format!("{from} has overflowed"));
+        if state.volume(from)?.has_overflowed() {
+            return Err(overflowed());
+        }
         let content = state.content.get(from).cloned().unwrap_or(Content::Dirt);
         let under = state.content.get(to).cloned().unwrap_or(Content::Dirt);
         // Zeros that are not written leave what was there.
-        let result = if content == Content::Zeros && !dirty { under } else { content };
-        state.content.insert(to.clone(), result);
+        let is_over_others = !dirty && under != Content::Zeros && under != content;
+        state.content.insert(to.clone(), if is_over_others { Content::Mixed } else { content });
+        let is_made_for_it = state.volume(from).is_ok_and(|volume| Facts::of(volume).temporary.is_some());
+        if state.overflows > 0 && is_made_for_it {
+            state.overflows -= 1;
+            state.lose(from).map_err(io::Error::other)?;
+            return Err(overflowed());
+        }
         progress(length, length);
         Ok(())
     }

@@ -153,6 +153,10 @@ fn go_on(
                 copied
             });
         }
+        // Of a moment that is lost, bytes would stay wherever the next one has zeros, which are not written.
+        if source.is_lost(&wish.name) {
+            return done_by(Change::remove(path));
+        }
         if let Some(change) = source.make_readable(&wish.name) {
             return done_by(change);
         }

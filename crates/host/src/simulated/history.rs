@@ -373,4 +373,42 @@ mod tests {
         }
         assert!(copies > 300, "only {copies} copies");
     }
+
+    #[test]
+    fn a_copy_whose_snapshot_is_lost_has_the_bytes_of_one_moment() {
+        let mut lost = 0;
+        for seed in 0..500 {
+            let host = host();
+            let volumes = open(&host);
+            for (number, act) in generate(seed, 25).into_iter().enumerate() {
+                let before = host.inventory(None).unwrap();
+                host.overflow(1);
+                let mut result = perform(&act, &volumes);
+                host.overflow(0);
+                match act {
+                    Act::Clone { volume, source, .. } => {
+                        if matches!(result, Err(Error::Bytes { .. })) {
+                            lost += 1;
+                            host.write(&path(source), &format!("later {number}"));
+                            result = perform(&act, &volumes);
+                        }
+                        if result.is_ok() && before.volume(&path(volume)).is_none() {
+                            let (copy, source) = (host.content(&path(volume)), host.content(&path(source)));
+                            assert_eq!(copy, source, "seed {seed}, {act:?}\n{:#?}", host.history());
+                        }
+                    }
+                    Act::Create { volume, .. } if result.is_ok() => {
+                        host.write(&path(volume), &format!("user {number}"));
+                    }
+                    Act::Create { .. } | Act::Snapshot { .. } | Act::Grow { .. } | Act::Remove { .. } => {}
+                }
+                let real = summary(&host.inventory(None).unwrap());
+                assert!(
+                    result.is_err() || !real.join(" ").contains("lvms-"),
+                    "seed {seed}, {act:?}: {real:?}"
+                );
+            }
+        }
+        assert!(lost > 100, "only {lost} snapshots were lost");
+    }
 }

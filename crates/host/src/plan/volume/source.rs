@@ -101,17 +101,16 @@ impl<'a> Source<'a> {
         Extents::ZERO
     }
 
+    /// Whether the moment of which a copy was begun cannot be read any more.
+    pub(super) fn is_lost(&self, target: &LvName) -> bool {
+        self.group.volumes.get(&self.reading(target).volume).is_none_or(is_useless)
+    }
+
     /// The next step until bytes can be read.
     pub(super) fn make_readable(&self, target: &LvName) -> Option<Change> {
         let path = self.reading(target);
         match self.group.volumes.get(&path.volume) {
-            // One that is half made or has overflowed is made again.
-            Some(volume)
-                if Facts::of(volume).temporary.is_some()
-                    && (is_half_made(volume) || volume.has_overflowed()) =>
-            {
-                Some(Change::remove(path))
-            }
+            Some(volume) if is_useless(volume) => Some(Change::remove(path)),
             Some(volume) if volume.active => None,
             Some(_) => Some(Change::Activate { path }),
             None => {
@@ -127,6 +126,11 @@ impl<'a> Source<'a> {
             }
         }
     }
+}
+
+/// Whether a snapshot for a copy has to be made again: it is half made or has overflowed.
+fn is_useless(snapshot: &Volume) -> bool {
+    Facts::of(snapshot).temporary.is_some() && (is_half_made(snapshot) || snapshot.has_overflowed())
 }
 
 /// A snapshot for a copy that somebody gave up, made for a volume of this name from another source.
