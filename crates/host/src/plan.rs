@@ -172,6 +172,14 @@ pub enum Refusal {
         /// Where.
         target: PathBuf,
     },
+    /// Somebody may be given the volume to use.
+    #[error("whether {path} is published cannot be seen: {reason}")]
+    PublishedUnseen {
+        /// Which.
+        path: VolumePath,
+        /// Why.
+        reason: String,
+    },
     /// Snapshots would be lost with the volume.
     #[error("{path} has snapshots that would be lost with it: {}", names(snapshots))]
     HasSnapshots {

@@ -36,6 +36,10 @@ struct State {
     overflows: u32,
     /// Volumes that LVM cannot remove.
     kept: BTreeSet<VolumePath>,
+    /// Where all volumes are published, or why that cannot be seen.
+    published: Result<Option<PathBuf>, io::ErrorKind>,
+    /// Where all volumes are published as soon as LVM could not remove one.
+    published_then: Option<PathBuf>,
     /// What was done, for people.
     history: Vec<String>,
 }
@@ -93,6 +97,8 @@ impl Simulated {
             hidden: 0,
             overflows: 0,
             kept: BTreeSet::new(),
+            published: Ok(None),
+            published_then: None,
             history: Vec::new(),
         };
         Simulated { state: Mutex::new(state) }
@@ -145,6 +151,16 @@ impl Simulated {
     /// LVM cannot remove this volume.
     pub fn keep_volume(&self, volume: VolumePath) {
         self.state().kept.insert(volume);
+    }
+
+    /// Where all volumes are published, or why that cannot be seen.
+    pub fn publish(&self, published: Result<Option<PathBuf>, io::ErrorKind>) {
+        self.state().published = published;
+    }
+
+    /// Where all volumes are published as soon as LVM could not remove one.
+    pub fn publish_after_failure(&self, target: PathBuf) {
+        self.state().published_then = Some(target);
     }
 
     /// What a volume holds.
@@ -283,6 +299,9 @@ impl Runner for Simulated {
             for volume in [&path.volume].into_iter().chain(others) {
                 let path = VolumePath { group: path.group.clone(), volume: volume.clone() };
                 if state.kept.contains(&path) {
+                    if let Some(target) = state.published_then.take() {
+                        state.published = Ok(Some(target));
+                    }
                     return Err(Failure::InUse(format!("Logical volume {path} in use.")));
                 }
             }
@@ -317,7 +336,7 @@ impl Runner for Simulated {
     }
 
     fn published(&self, _: &VolumePath) -> io::Result<Option<PathBuf>> {
-        Ok(None)
+        self.state().published.clone().map_err(io::Error::from)
     }
 
     fn unreadable(&self, _: &Group) -> Vec<String> {

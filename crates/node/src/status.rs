@@ -45,6 +45,7 @@ fn of_refusal(refusal: &Refusal) -> Kind {
         | Refusal::GrowsOnlyUnused { .. }
         | Refusal::BlockGrowsOnlyUnused { .. }
         | Refusal::Newer { .. } => Kind::Precondition,
+        Refusal::PublishedUnseen { .. } => Kind::Internal,
         Refusal::NoVolume(_) | Refusal::NoSource(_) | Refusal::NotAVolume(_) => Kind::NotFound,
         Refusal::NoSpace { .. } | Refusal::PoolFull { .. } | Refusal::MetadataFull(_) => Kind::NoSpace,
         Refusal::AboveLimit { .. } | Refusal::SmallerThanSource { .. } => Kind::OutOfRange,
