@@ -45,6 +45,7 @@ pub fn follow(
     std::thread::Builder::new().name("attention".into()).spawn(move || {
         let (mut afterwards, mut attended) = (0, BTreeMap::new());
         loop {
+            wake(&volumes, &desired(), &mut attended);
             let is_filling = volumes.inventory().groups.values().any(|group| !stores(group).is_empty());
             let limit = if afterwards > 0 || is_filling { WHILE_FILLING } else { SILENCE };
             match events::heard(&events, devices.as_ref(), limit) {
@@ -58,7 +59,6 @@ pub fn follow(
             if devices.is_none() {
                 devices = volumes.runner().control().ok();
             }
-            wake(&volumes, &desired(), &mut attended);
         }
     })?;
     Ok(())
@@ -95,6 +95,8 @@ struct Attention {
     group: VgName,
     /// Why it could not be looked at.
     unseen: Option<String>,
+    /// Whether it is known not to be there.
+    is_missing: bool,
     states: BTreeMap<VolumePath, State>,
     /// What cannot be helped, and was told.
     lost: BTreeSet<(VolumePath, &'static str)>,
@@ -106,7 +108,8 @@ impl Attention {
         let (volumes, group) = (Arc::clone(volumes), group.clone());
         std::thread::Builder::new().name(format!("group {group}")).spawn(move || {
             let states = states(&volumes, &group);
-            let attention = Attention { volumes, group, unseen: None, states, lost: BTreeSet::new() };
+            let attention =
+                Attention { volumes, group, unseen: None, is_missing: false, states, lost: BTreeSet::new() };
             attention.pay(&wakes);
         })?;
         Ok(wake)
@@ -126,14 +129,18 @@ impl Attention {
         }
     }
 
-    /// Looks whether others have changed it. Why it cannot be looked at is told once, and again when it is another
-    /// reason.
+    /// Looks whether others have changed it. That it is not there is told once; so is why it cannot be looked at, and
+    /// again when it is another reason.
     fn look(&mut self) {
         let unseen = self.volumes.look_in_turn(&self.group).err().map(|error| error.to_string());
         if let Some(error) = unseen.as_ref().filter(|_| unseen != self.unseen) {
             tracing::warn!(group = %self.group, error, "a volume group cannot be looked at");
         }
-        self.unseen = unseen;
+        let is_missing = unseen.is_none() && !self.volumes.inventory().groups.contains_key(&self.group);
+        if is_missing && !self.is_missing {
+            tracing::warn!(group = %self.group, "there is no such volume group: its classes have no capacity");
+        }
+        (self.unseen, self.is_missing) = (unseen, is_missing);
     }
 
     /// Tells whoever watches when a pool or a RAID volume is otherwise than before.

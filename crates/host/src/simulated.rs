@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::dm::{Cow, Fill, Pool, PoolState};
 use crate::facts::Facts;
 use crate::lvm::inventory::{Area, Disk, Kind};
 use crate::lvm::{Change, Failure, Group, Inventory, Volume, model};
 use crate::names::{LvName, VgName, VolumePath};
-use crate::runner::{Progress, Runner};
+use crate::runner::{ProcessError, Progress, Runner};
 use crate::units::{Bytes, Extents};
 
 /// The simulated host.
@@ -32,6 +33,8 @@ struct State {
     /// After so many effects nothing works any more.
     effects_left: Option<u64>,
     hidden: u32,
+    /// A report on all groups comes too late.
+    late: bool,
     /// In the middle of so many of the next copies, the snapshot that is read is lost.
     overflows: u32,
     /// Volumes that LVM cannot remove.
@@ -95,6 +98,7 @@ impl Simulated {
             content: BTreeMap::new(),
             effects_left: None,
             hidden: 0,
+            late: false,
             overflows: 0,
             kept: BTreeSet::new(),
             published: Ok(None),
@@ -141,6 +145,11 @@ impl Simulated {
     /// Its group is not found by so many of the next looks.
     pub fn hide(&self, looks: u32) {
         self.state().hidden = looks;
+    }
+
+    /// A report on all groups comes too late: somebody holds the lock of one of them.
+    pub fn hold_up(&self) {
+        self.state().late = true;
     }
 
     /// In the middle of so many of the next copies, the snapshot that is read is lost.
@@ -269,6 +278,10 @@ fn place(group: &mut Group, disks: u64, extents: Extents) -> Vec<Area> {
 impl Runner for Simulated {
     fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure> {
         let mut state = self.state();
+        if state.late && group.is_none() {
+            let limit = Duration::from_secs(60);
+            return Err(Failure::Process(ProcessError::TooSlow { program: "fullreport".to_owned(), limit }));
+        }
         let mut inventory = state.inventory.clone();
         if state.hidden > 0 {
             state.hidden -= 1;

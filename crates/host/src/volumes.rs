@@ -86,14 +86,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<R: Runner> Volumes<R> {
-    /// Looks at what is there. Devices of these groups that a killed command left suspended go on.
+    /// Looks at what is there. Devices of these groups that a killed command left suspended go on. If LVM does not answer
+    /// in time, as while a command holds the lock of one group, all are unknown until each is looked at by itself.
     pub fn open(runner: Arc<R>, groups: &[&VgName]) -> Result<Arc<Volumes<R>>, Error> {
         for group in groups {
             if let Err(error) = runner.recover(group) {
                 tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
             }
         }
-        let inventory = Arc::new(runner.inventory(None)?);
+        let inventory = match runner.inventory(None) {
+            Err(failure) if failure.is_of_the_moment() => {
+                tracing::warn!(%failure, "LVM does not answer in time: each volume group is looked at by itself");
+                Arc::default()
+            }
+            answer => Arc::new(answer?),
+        };
         Ok(Arc::new(Volumes {
             runner,
             queues: Mutex::default(),

@@ -133,4 +133,15 @@ mod tests {
         volumes.look(&name).unwrap();
         assert!(is_known());
     }
+
+    #[test]
+    fn groups_that_cannot_be_looked_at_together_are_looked_at_one_by_one() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        let name = host.inventory(None).unwrap().groups.keys().next().unwrap().clone();
+        host.hold_up();
+        let volumes = Volumes::open(Arc::clone(&host), &[&name]).unwrap();
+        assert!(volumes.inventory().groups.is_empty());
+        volumes.look(&name).unwrap();
+        assert!(volumes.inventory().groups.contains_key(&name));
+    }
 }
