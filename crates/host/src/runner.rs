@@ -32,6 +32,17 @@ pub use process::{Finished, Intent, ProcessError, Program};
 /// How far a long work has come: bytes done, of all.
 pub type Progress<'a> = &'a (dyn Fn(Bytes, Bytes) + Sync);
 
+/// How the device of a volume is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceState {
+    /// There is none: the volume is inactive.
+    Absent,
+    /// It leads to a disk that is gone, though that may be back as another device.
+    Orphaned,
+    /// It can be used.
+    Ready,
+}
+
 /// A host on which volumes can be made.
 pub trait Runner: Send + Sync + 'static {
     /// What is there: all groups, or one of them.
@@ -54,6 +65,9 @@ pub trait Runner: Send + Sync + 'static {
 
     /// How a copy-on-write snapshot is; `None` while it is inactive.
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>>;
+
+    /// How the device of a volume is. LVM does not tell of it in the group's metadata.
+    fn device_state(&self, volume: &VolumePath) -> io::Result<DeviceState>;
 
     /// Whether somebody has the device of a volume open, or may at any time: it is published.
     fn is_open(&self, volume: &VolumePath) -> io::Result<bool>;

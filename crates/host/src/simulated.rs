@@ -16,7 +16,7 @@ use crate::facts::Facts;
 use crate::lvm::inventory::{Area, Disk, Kind};
 use crate::lvm::{Change, Failure, Group, Inventory, Volume, model};
 use crate::names::{LvName, VgName, VolumePath};
-use crate::runner::{ProcessError, Progress, Runner};
+use crate::runner::{DeviceState, ProcessError, Progress, Runner};
 use crate::units::{Bytes, Extents};
 
 /// The simulated host.
@@ -37,6 +37,8 @@ struct State {
     late: bool,
     /// In the middle of so many of the next copies, the snapshot that is read is lost.
     overflows: u32,
+    /// Volumes whose devices lead to a disk that was pulled out and put back.
+    orphaned: BTreeSet<VolumePath>,
     /// Volumes that LVM cannot remove.
     kept: BTreeSet<VolumePath>,
     /// Where all volumes are published, or why that cannot be seen.
@@ -100,6 +102,7 @@ impl Simulated {
             hidden: 0,
             late: false,
             overflows: 0,
+            orphaned: BTreeSet::new(),
             kept: BTreeSet::new(),
             published: Ok(None),
             published_then: None,
@@ -155,6 +158,23 @@ impl Simulated {
     /// In the middle of so many of the next copies, the snapshot that is read is lost.
     pub fn overflow(&self, copies: u32) {
         self.state().overflows = copies;
+    }
+
+    /// Somebody deactivates all volumes. The group's metadata is as it was.
+    pub fn deactivate(&self) {
+        for group in self.state().inventory.groups.values_mut().map(Arc::make_mut) {
+            group.volumes.values_mut().for_each(|volume| volume.active = false);
+        }
+    }
+
+    /// All disks are pulled out and put back, while volumes are active.
+    pub fn pull_disks(&self) {
+        let mut state = self.state();
+        let groups: Vec<Arc<Group>> = state.inventory.groups.values().cloned().collect();
+        for group in groups {
+            let active = group.volumes.values().filter(|volume| volume.active);
+            state.orphaned.extend(active.map(|volume| group.path(&volume.name)));
+        }
     }
 
     /// LVM cannot remove this volume.
@@ -236,6 +256,9 @@ impl State {
             | Change::Deactivate { .. } => None,
         };
         self.content.extend(source.map(|content| (path.clone(), content)));
+        if matches!(change, Change::Deactivate { .. }) {
+            self.orphaned.retain(|path| group.volumes.get(&path.volume).is_some_and(|volume| volume.active));
+        }
         self.content.retain(|path, _| path.group != group.name || group.volumes.contains_key(&path.volume));
         self.inventory.groups.insert(path.group, Arc::new(group));
         Ok(())
@@ -255,6 +278,7 @@ impl State {
 
     fn volume(&self, path: &VolumePath) -> io::Result<&Volume> {
         let volume = self.inventory.volume(path).filter(|volume| volume.active);
+        let volume = volume.filter(|_| !self.orphaned.contains(path));
         volume.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{path} is not active")))
     }
 }
@@ -342,6 +366,15 @@ impl Runner for Simulated {
         let valid = Cow::Valid(Fill { used: 1, total: 100 });
         let how = |volume: &Volume| if volume.has_overflowed() { Cow::Invalid } else { valid };
         Ok(state.inventory.volume(snapshot).filter(|volume| volume.active).map(how))
+    }
+
+    fn device_state(&self, volume: &VolumePath) -> io::Result<DeviceState> {
+        let state = self.state();
+        Ok(match state.inventory.volume(volume).filter(|volume| volume.active) {
+            None => DeviceState::Absent,
+            Some(_) if state.orphaned.contains(volume) => DeviceState::Orphaned,
+            Some(_) => DeviceState::Ready,
+        })
     }
 
     fn is_open(&self, _: &VolumePath) -> io::Result<bool> {

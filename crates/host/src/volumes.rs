@@ -26,7 +26,7 @@ use crate::plan::capacity::{Situation, complete, without};
 use crate::plan::volume::{self, Wish};
 use crate::plan::{Next, Refusal, Step};
 use crate::queue::{NoTurn, Queue, Stuck};
-use crate::runner::Runner;
+use crate::runner::{DeviceState, Progress, Runner};
 use crate::units::Bytes;
 
 /// Why something was not done.
@@ -338,7 +338,7 @@ impl<R: Runner> Volumes<R> {
                 }
                 Step::Zero { volume, from, to, then } => {
                     drop(turn);
-                    self.work(&queue, &volume, "zero", deadline, |progress| {
+                    self.work(&queue, &volume, &[&volume], "zero", deadline, |progress| {
                         self.runner.zero(&volume, from, to, progress)
                     })?;
                     let _turn = self.turn(&queue, &at, None)?;
@@ -347,11 +347,9 @@ impl<R: Runner> Volumes<R> {
                 }
                 Step::Copy { from, to, length, dirty, then } => {
                     drop(turn);
-                    let copied = self.work(&queue, &to, "copy", deadline, |progress| {
+                    self.work(&queue, &to, &[&from, &to], "copy", deadline, |progress| {
                         self.runner.copy(&from, &to, length, dirty, progress)
-                    });
-                    // Whether the snapshot that is read has overflowed, LVM knows.
-                    copied.inspect_err(|_| self.forget(&from.group))?;
+                    })?;
                     let _turn = self.turn(&queue, &at, None)?;
                     self.look(&at)?;
                     self.change(&queue, &then)?;
@@ -361,14 +359,25 @@ impl<R: Runner> Volumes<R> {
         Err(Error::Endless(path.clone()))
     }
 
+    /// Does a long work for a volume, on the devices of these.
     fn work(
-        &self,
+        self: &Arc<Self>,
         queue: &Queue,
         volume: &VolumePath,
+        on: &[&VolumePath],
         what: &'static str,
         deadline: Option<Instant>,
-        act: impl FnOnce(crate::runner::Progress<'_>) -> io::Result<()>,
+        act: impl FnOnce(Progress<'_>) -> io::Result<()>,
     ) -> Result<(), Error> {
+        for path in on {
+            // Others may have taken it away, or its disk: neither is written in the group's metadata.
+            match self.runner.device_state(path) {
+                Ok(DeviceState::Absent) => self.activate(path, deadline)?,
+                Ok(DeviceState::Orphaned) => self.renew(path, deadline)?,
+                // The work itself tells what is wrong.
+                Ok(DeviceState::Ready) | Err(_) => {}
+            }
+        }
         let _place = queue.job(deadline)?;
         let began = Instant::now();
         let progress = |done: Bytes, all: Bytes| {
@@ -377,7 +386,11 @@ impl<R: Runner> Volumes<R> {
         let done = act(&progress);
         lock(&self.works).remove(volume);
         tracing::info!(volume = %volume, what, seconds = began.elapsed().as_secs_f64(), "long work ended");
-        done.map_err(|source| Error::Bytes { what: format!("{what} of {volume}"), source })
+        done.map_err(|source| {
+            // Whether a snapshot that was read has overflowed, LVM knows.
+            on.iter().for_each(|path| self.forget(&path.group));
+            Error::Bytes { what: format!("{what} of {volume}"), source }
+        })
     }
 
     /// Makes one change, in its group's turn, and follows it.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use policy::Fingerprint;
 
 use super::process::{ControlGroup, Finished, Namespaces, ProcessError, Processes, Program};
-use super::{Intent, Progress, Runner, archive, crash, device, shield};
+use super::{DeviceState, Intent, Progress, Runner, archive, crash, device, shield};
 use crate::causes;
 use crate::dm::{self, Control, Cow, Pool};
 use crate::lvm::answer::Answer;
@@ -314,6 +314,14 @@ impl Runner for Linux {
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>> {
         let device = self.device(&snapshot.mapper_name())?;
         Ok(device.and_then(|device| device.targets.iter().find_map(dm::Target::cow)))
+    }
+
+    fn device_state(&self, volume: &VolumePath) -> io::Result<DeviceState> {
+        let name = volume.mapper_name();
+        if self.device(&name)?.is_none() {
+            return Ok(DeviceState::Absent);
+        }
+        Ok(if self.is_orphaned(&name)? { DeviceState::Orphaned } else { DeviceState::Ready })
     }
 
     fn is_open(&self, volume: &VolumePath) -> io::Result<bool> {

@@ -411,4 +411,30 @@ mod tests {
         }
         assert!(lost > 100, "only {lost} snapshots were lost");
     }
+
+    #[test]
+    fn what_was_begun_goes_on_though_its_devices_were_taken_away_or_their_disks() {
+        let (volume, source) = (0, 1);
+        let thick = |volume, block| Act::Create { volume, class: Class::Linear, extents: 4, block };
+        // How many effects come before the zeros, or the copy.
+        for (act, effects) in [
+            (thick(volume, true), 1),
+            (Act::Clone { volume, class: Class::Linear, source, more: 0 }, 2),
+            (Act::Clone { volume, class: Class::Thin, source, more: 0 }, 2),
+        ] {
+            for happens in [Simulated::deactivate, Simulated::pull_disks] {
+                let host = host();
+                let volumes = open(&host);
+                perform(&thick(source, false), &volumes).unwrap();
+                host.fail_after(Some(effects));
+                let failed = perform(&act, &volumes);
+                assert!(matches!(failed, Err(Error::Bytes { .. })), "{act:?}: {failed:?}");
+                host.fail_after(None);
+                volumes.look(&vg()).unwrap();
+                happens(&host);
+                let again = perform(&act, &volumes);
+                assert!(again.is_ok(), "{act:?}: {again:?}\n{:#?}", host.history());
+            }
+        }
+    }
 }
