@@ -45,6 +45,8 @@ struct State {
     published: Result<Option<PathBuf>, io::ErrorKind>,
     /// Where all volumes are published as soon as LVM could not remove one.
     published_then: Option<PathBuf>,
+    /// Groups of which a disk's cache may hold something.
+    unkept: BTreeSet<VgName>,
     /// What was done, for people.
     history: Vec<String>,
 }
@@ -106,6 +108,7 @@ impl Simulated {
             kept: BTreeSet::new(),
             published: Ok(None),
             published_then: None,
+            unkept: BTreeSet::new(),
             history: Vec::new(),
         };
         Simulated { state: Mutex::new(state) }
@@ -214,6 +217,11 @@ impl Simulated {
         }
     }
 
+    /// Whether nothing would be lost with the power.
+    pub fn is_kept(&self) -> bool {
+        self.state().unkept.is_empty()
+    }
+
     /// What was done so far.
     pub fn history(&self) -> Vec<String> {
         self.state().history.clone()
@@ -241,6 +249,9 @@ impl State {
         let mut group = Group::clone(&before);
         model::apply(&mut group, change)?;
         group.seqno += model::increments(&before, change);
+        if change.is_written() {
+            self.unkept.insert(group.name.clone());
+        }
         settle(&before, &mut group, &path.volume);
         let source = match change {
             Change::SnapshotThin { origin, .. } | Change::SnapshotThick { origin, .. } => {
@@ -346,7 +357,10 @@ impl Runner for Simulated {
         state.apply(change)
     }
 
-    fn keep(&self, _: &Group) -> io::Result<()> {
+    fn keep(&self, group: &Group) -> io::Result<()> {
+        let mut state = self.state();
+        state.effect(|| format!("flush of {}", group.name)).map_err(io::Error::other)?;
+        state.unkept.remove(&group.name);
         Ok(())
     }
 

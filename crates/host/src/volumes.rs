@@ -65,6 +65,14 @@ pub struct Work {
     pub all: Bytes,
 }
 
+/// What was written to a group since we began.
+#[derive(Debug, Default, Clone)]
+struct Written {
+    changes: u64,
+    /// So many of them, with all that was before, its disks have kept.
+    kept: Option<u64>,
+}
+
 /// More steps than any plan has.
 const MOST_STEPS: usize = 40;
 
@@ -76,6 +84,7 @@ pub struct Volumes<R> {
     runner: Arc<R>,
     queues: Mutex<BTreeMap<VgName, Arc<Queue>>>,
     known: watch::Sender<Arc<Inventory>>,
+    written: Mutex<BTreeMap<VgName, Written>>,
     works: Mutex<BTreeMap<VolumePath, Work>>,
     /// Volumes whose removal somebody waits for, and that may go with others.
     leaving: Mutex<BTreeSet<VolumePath>>,
@@ -105,6 +114,7 @@ impl<R: Runner> Volumes<R> {
             runner,
             queues: Mutex::default(),
             known: watch::Sender::new(inventory),
+            written: Mutex::default(),
             works: Mutex::default(),
             leaving: Mutex::default(),
         }))
@@ -198,7 +208,7 @@ impl<R: Runner> Volumes<R> {
     pub fn activate(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
         let groups = [path.group.clone()];
         let asked = Cell::new(false);
-        self.settle(path, &groups, false, deadline, |situation| {
+        self.approach(path, &groups, false, deadline, |situation| {
             situation.inventory.volume(path).ok_or_else(|| Refusal::NoVolume(path.clone()))?;
             if asked.replace(true) {
                 return Ok(Next::Done);
@@ -211,7 +221,7 @@ impl<R: Runner> Volumes<R> {
     pub(crate) fn renew(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
         let groups = [path.group.clone()];
         let steps = Cell::new(0);
-        self.settle(path, &groups, false, deadline, |situation| {
+        self.approach(path, &groups, false, deadline, |situation| {
             situation.inventory.volume(path).ok_or_else(|| Refusal::NoVolume(path.clone()))?;
             let path = path.clone();
             let change = match steps.replace(steps.get() + 1) {
@@ -245,7 +255,8 @@ impl<R: Runner> Volumes<R> {
         if let Err(error) = self.runner.recover(group) {
             tracing::debug!(group = %group, %error, "suspended devices could not be looked for");
         }
-        self.look(group)
+        self.look(group)?;
+        self.keep(group)
     }
 
     fn look_for_places(&self, group: &VgName) -> Result<(), Error> {
@@ -292,9 +303,22 @@ impl<R: Runner> Volumes<R> {
         Arc::clone(lock(&self.queues).entry(group.clone()).or_default())
     }
 
+    /// Plans and does, until there is nothing to do, and that is kept.
+    fn settle(
+        self: &Arc<Self>,
+        path: &VolumePath,
+        groups: &[VgName],
+        places: bool,
+        deadline: Option<Instant>,
+        plan: impl Fn(Situation<'_>) -> Result<Next, Refusal>,
+    ) -> Result<(), Error> {
+        self.approach(path, groups, places, deadline, plan)?;
+        groups.iter().try_for_each(|group| self.keep(group))
+    }
+
     /// Plans and does, until there is nothing to do. `groups` are those that the plan looks at, `places` whether it
     /// must know which extents are taken. Each step is planned in its own group's turn: nobody of us changes it between.
-    fn settle(
+    fn approach(
         self: &Arc<Self>,
         path: &VolumePath,
         groups: &[VgName],
@@ -401,7 +425,11 @@ impl<R: Runner> Volumes<R> {
         {
             complete(group)?;
         }
-        match self.runner.change(change) {
+        let changed = self.runner.change(change);
+        if change.is_written() {
+            lock(&self.written).entry(group.clone()).or_default().changes += 1;
+        }
+        match changed {
             Ok(()) => {
                 self.follow(&group, change);
                 if change.is_written() { self.keep(&group) } else { Ok(()) }
@@ -427,10 +455,19 @@ impl<R: Runner> Volumes<R> {
         }
     }
 
-    /// What is answered must outlive the loss of what disks have not written yet.
-    fn keep(&self, name: &VgName) -> Result<(), Error> {
+    /// What is answered must outlive the loss of what disks have not written yet, also if it was done before a flush
+    /// failed, or by a process that was killed before its own.
+    pub fn keep(&self, name: &VgName) -> Result<(), Error> {
         let Some(group) = self.inventory().groups.get(name).cloned() else { return Ok(()) };
+        let Written { changes, kept } = lock(&self.written).entry(name.clone()).or_default().clone();
+        if kept == Some(changes) {
+            return Ok(());
+        }
         let kept = self.runner.keep(&group);
-        kept.map_err(|source| Error::Bytes { what: format!("flush of the disks of {name}"), source })
+        kept.map_err(|source| Error::Bytes { what: format!("flush of the disks of {name}"), source })?;
+        let mut written = lock(&self.written);
+        let written = written.entry(name.clone()).or_default();
+        written.kept = written.kept.max(Some(changes));
+        Ok(())
     }
 }

@@ -259,9 +259,12 @@ impl HostVolumes {
         let id = id.to_owned();
         self.blocking(move |engine, desired| {
             if find(desired, &engine.inventory(), &id, is_snapshot).is_none() {
-                // That it is gone is known only when every group was looked at.
+                // That it is gone is known only when every group was looked at, and true when their disks keep it.
                 for group in desired.groups() {
-                    engine.look(group).map_err(|error| status::of_volumes(&error))?;
+                    engine
+                        .look(group)
+                        .and_then(|()| engine.keep(group))
+                        .map_err(|error| status::of_volumes(&error))?;
                 }
             }
             let inventory = engine.inventory();

@@ -290,6 +290,7 @@ mod tests {
                 match result {
                     Ok(()) => {
                         done += 1;
+                        assert!(host.is_kept(), "seed {seed}, {act:?}");
                         assert!(
                             !summary(&real).join(" ").contains("lvms-"),
                             "seed {seed}, {act:?}: {real:?}"
@@ -319,10 +320,11 @@ mod tests {
                     // A new process knows only what is on disk.
                     volumes = open(&disturbed);
                     if verdict(&result) == expected {
+                        assert!(result.is_err() || disturbed.is_kept(), "seed {seed}, act {number} {act:?}");
                         break;
                     }
                     failures += 1;
-                    assert!(step < 20, "seed {seed}, act {number} {act:?}: {}", verdict(&result));
+                    assert!(step < 40, "seed {seed}, act {number} {act:?}: {}", verdict(&result));
                 }
                 let (left, right) = (summary(&volumes.inventory()), summary(&calm.inventory()));
                 assert_eq!(left, right, "seed {seed}, act {number} {act:?}\n{:#?}", disturbed.history());
@@ -418,9 +420,9 @@ mod tests {
         let thick = |volume, block| Act::Create { volume, class: Class::Linear, extents: 4, block };
         // How many effects come before the zeros, or the copy.
         for (act, effects) in [
-            (thick(volume, true), 1),
-            (Act::Clone { volume, class: Class::Linear, source, more: 0 }, 2),
-            (Act::Clone { volume, class: Class::Thin, source, more: 0 }, 2),
+            (thick(volume, true), 2),
+            (Act::Clone { volume, class: Class::Linear, source, more: 0 }, 4),
+            (Act::Clone { volume, class: Class::Thin, source, more: 0 }, 4),
         ] {
             for happens in [Simulated::deactivate, Simulated::pull_disks] {
                 let host = host();
