@@ -28,6 +28,12 @@ pub struct Simulated {
 #[derive(Debug)]
 struct State {
     inventory: Inventory,
+    /// As it was before the last change.
+    previous: Inventory,
+    /// The next report tells that.
+    is_late: bool,
+    /// A disk is not seen by so many of the next looks.
+    hidden_disk: u32,
     /// What is in a volume: the name of the one who wrote it, or nothing for zeros.
     content: BTreeMap<VolumePath, Content>,
     /// After so many effects nothing works any more.
@@ -98,6 +104,9 @@ impl Simulated {
     pub fn new(group: Group) -> Simulated {
         let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
         let state = State {
+            previous: inventory.clone(),
+            is_late: false,
+            hidden_disk: 0,
             inventory,
             content: BTreeMap::new(),
             effects_left: None,
@@ -151,6 +160,22 @@ impl Simulated {
     /// Its group is not found by so many of the next looks.
     pub fn hide(&self, looks: u32) {
         self.state().hidden = looks;
+    }
+
+    /// A disk of its group is not seen by so many of the next looks.
+    pub fn hide_disk(&self, looks: u32) {
+        self.state().hidden_disk = looks;
+    }
+
+    /// The next report tells what was before the last change: it was made then, and comes now.
+    pub fn tell_late(&self) {
+        self.state().is_late = true;
+    }
+
+    /// Somebody takes back the last change, with its sequence number.
+    pub fn go_back(&self) {
+        let mut state = self.state();
+        state.inventory = state.previous.clone();
     }
 
     /// A report on all groups comes too late: somebody holds the lock of one of them.
@@ -271,6 +296,7 @@ impl State {
             self.orphaned.retain(|path| group.volumes.get(&path.volume).is_some_and(|volume| volume.active));
         }
         self.content.retain(|path, _| path.group != group.name || group.volumes.contains_key(&path.volume));
+        self.previous = self.inventory.clone();
         self.inventory.groups.insert(path.group, Arc::new(group));
         Ok(())
     }
@@ -317,7 +343,13 @@ impl Runner for Simulated {
             let limit = Duration::from_secs(60);
             return Err(Failure::Process(ProcessError::TooSlow { program: "fullreport".to_owned(), limit }));
         }
-        let mut inventory = state.inventory.clone();
+        let mut inventory =
+            if std::mem::take(&mut state.is_late) { state.previous.clone() } else { state.inventory.clone() };
+        if state.hidden_disk > 0 {
+            state.hidden_disk -= 1;
+            let groups = inventory.groups.values_mut().map(Arc::make_mut);
+            groups.filter_map(|group| group.disks.first_mut()).for_each(|disk| disk.missing = true);
+        }
         if state.hidden > 0 {
             state.hidden -= 1;
             inventory.groups.clear();

@@ -84,6 +84,8 @@ pub struct Volumes<R> {
     runner: Arc<R>,
     queues: Mutex<BTreeMap<VgName, Arc<Queue>>>,
     known: watch::Sender<Arc<Inventory>>,
+    /// Groups of which something else may be true than is known, though the sequence number is the same.
+    doubtful: Mutex<BTreeSet<VgName>>,
     written: Mutex<BTreeMap<VgName, Written>>,
     works: Mutex<BTreeMap<VolumePath, Work>>,
     /// Volumes whose removal somebody waits for, and that may go with others.
@@ -114,6 +116,7 @@ impl<R: Runner> Volumes<R> {
             runner,
             queues: Mutex::default(),
             known: watch::Sender::new(inventory),
+            doubtful: Mutex::default(),
             written: Mutex::default(),
             works: Mutex::default(),
             leaving: Mutex::default(),
