@@ -198,12 +198,10 @@ mod tests {
         perform(&act, &volumes).unwrap();
         let name = path(0).group;
         let is_known = || volumes.inventory().volume(&path(0)).is_some();
-        for (comes_late, expected) in [(true, true), (false, false)] {
-            if comes_late {
-                host.tell_late()
-            } else {
-                host.go_back()
-            }
+        for (happens, expected) in
+            [(Simulated::tell_late as fn(&Simulated), true), (Simulated::go_back, false)]
+        {
+            happens(&host);
             volumes.forget(&name);
             volumes.look(&name).unwrap();
             assert_eq!(is_known(), expected);
