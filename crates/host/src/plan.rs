@@ -118,6 +118,14 @@ pub enum Refusal {
          (vgextend --metadatasize) and set the small ones aside (pvchange --metadataignore y)"
     )]
     MetadataFull(VgName),
+    /// Somebody has closed the group.
+    #[error("volume group {group} takes no volumes: {reason}")]
+    GroupClosed {
+        /// Which.
+        group: VgName,
+        /// Why.
+        reason: &'static str,
+    },
     /// Disks of the group are not there.
     #[error(
         "volume group {group} lacks disks, or cannot read them: {}: nothing is changed in it until they are back",

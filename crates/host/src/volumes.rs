@@ -274,9 +274,9 @@ impl<R: Runner> Volumes<R> {
             return Ok(Bytes::ZERO);
         }
         let mut inventory = self.inventory();
-        // Where LVM has put what was made last is known only from LVM, and matters only to what lies on several disks.
-        let unplaced = inventory.groups.get(&class.group).is_some_and(|group| !group.placed);
-        if unplaced && Shape::of_options(options).disks > 1 {
+        // Where LVM has put what was made last is known only from LVM.
+        let several = Shape::of_options(options).disks > 1;
+        if inventory.groups.get(&class.group).is_some_and(|group| !group.is_placed_for(several)) {
             if let Err(error) = self.look_for_places(&class.group) {
                 tracing::warn!(group = %class.group, %error, "a volume group cannot be looked at");
                 return Ok(Bytes::ZERO);

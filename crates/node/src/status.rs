@@ -37,6 +37,7 @@ fn of_refusal(refusal: &Refusal) -> Kind {
         Refusal::NoGroup(_)
         | Refusal::NoPool(_)
         | Refusal::PoolUnusable { .. }
+        | Refusal::GroupClosed { .. }
         | Refusal::DisksMissing { .. }
         | Refusal::BadSource { .. }
         | Refusal::Published { .. }

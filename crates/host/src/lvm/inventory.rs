@@ -231,6 +231,27 @@ impl Group {
         VolumePath { group: self.name.clone(), volume: volume.clone() }
     }
 
+    /// Why LVM makes no volumes in it, if somebody has told it not to.
+    pub fn is_closed(&self) -> Option<&'static str> {
+        let mut letters = self.attributes.chars();
+        match (letters.next(), letters.nth(1)) {
+            (_, Some('x')) => Some("it is exported: import it with vgimport"),
+            (Some('r'), _) => Some("it may only be read: allow changes with vgchange --permission rw"),
+            _ => None,
+        }
+    }
+
+    /// How many extents LVM can take: those of disks that are closed to it (`pvchange -xn`) count as free as well.
+    pub fn to_be_had(&self) -> Extents {
+        let closed = self.disks.iter().filter(|disk| !disk.allocatable);
+        self.free.minus(closed.map(|disk| disk.extents - disk.taken).sum())
+    }
+
+    /// Whether it is known well enough where the free extents are, for a volume on one disk or on several.
+    pub fn is_placed_for(&self, several: bool) -> bool {
+        self.placed || !several && self.disks.iter().all(|disk| disk.allocatable)
+    }
+
     /// Its disks that are not there.
     pub fn missing(&self) -> impl Iterator<Item = &Disk> {
         self.disks.iter().filter(|disk| disk.missing)

@@ -60,7 +60,7 @@ impl<R: Runner> Volumes<R> {
         let known = self.inventory().groups.get(name).cloned();
         if let Some(group) = &known
             && !lock(&self.doubtful).contains(name)
-            && (group.placed || !places)
+            && group.is_placed_for(places)
             && self.runner.sequence_number(group) == Some(group.seqno)
         {
             return Ok(());
