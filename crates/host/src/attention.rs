@@ -230,10 +230,7 @@ fn states(volumes: &Volumes<Linux>, group: &VgName) -> BTreeMap<VolumePath, Stat
             Kind::Thick(layout) if layout.segment.starts_with("raid") => {
                 let device = runner.device(&path.mapper_name()).ok().flatten();
                 let raid = device.and_then(|device| device.targets.iter().find_map(Target::raid));
-                raid.map(|raid| State {
-                    is_good: !raid.health.contains('D'),
-                    told: format!("RAID images {}, {}", raid.health, raid.action),
-                })
+                raid.map(|raid| State { is_good: !raid.health.contains('D'), told: format!("RAID {raid}") })
             }
             Kind::Thick(_) | Kind::Thin { .. } | Kind::Cow { .. } | Kind::Other(_) => None,
         };

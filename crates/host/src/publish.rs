@@ -13,6 +13,7 @@ use std::time::Instant;
 use thiserror::Error;
 
 use self::publication::Publication;
+use crate::dm::{Raid, Target};
 use crate::facts::Facts;
 use crate::filesystem::{Content, Filesystem, NotMountable};
 use crate::lvm::inventory::{DeviceNumber, Kind};
@@ -308,9 +309,17 @@ impl Volumes<Linux> {
         let message = if abnormal {
             problems.join("; ")
         } else {
-            "volume is healthy and operating normally".to_owned()
+            let healthy = "volume is healthy and operating normally";
+            let syncing = self.syncing(path).map(|raid| format!("{healthy}; RAID {raid}"));
+            syncing.unwrap_or_else(|| healthy.to_owned())
         };
         Condition { abnormal, message }
+    }
+
+    /// The RAID whose images do not all have the same bytes yet.
+    fn syncing(&self, path: &VolumePath) -> Option<Raid> {
+        let device = self.runner().device(&path.mapper_name()).ok().flatten()?;
+        device.targets.iter().find_map(Target::raid).filter(|raid| !raid.is_in_sync())
     }
 
     fn problems(&self, path: &VolumePath) -> Vec<String> {
@@ -330,9 +339,9 @@ impl Volumes<Linux> {
             if device.suspended {
                 problems.push("its device is suspended".to_owned());
             }
-            for raid in device.targets.iter().filter_map(crate::dm::Target::raid) {
+            for raid in device.targets.iter().filter_map(Target::raid) {
                 if raid.health.contains('D') {
-                    problems.push(format!("RAID is degraded: images {}", raid.health));
+                    problems.push(format!("RAID is degraded: {raid}"));
                 }
             }
         }

@@ -139,7 +139,6 @@ impl Simulated {
                 tags: Vec::new(),
                 attributes: "twi-a-tz--".to_owned(),
                 active: true,
-                synced: None,
                 areas: Vec::new(),
             };
             group.volumes.insert(name.clone(), pool);

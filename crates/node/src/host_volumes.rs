@@ -295,7 +295,6 @@ mod tests {
             tags: Vec::new(),
             attributes: String::new(),
             active: true,
-            synced: None,
             areas: Vec::new(),
         }
     }

@@ -20,7 +20,7 @@ pub const COLUMNS: [(&str, &str); 5] = [
     (
         "lv",
         "lv_name,lv_uuid,lv_attr,lv_size,lv_tags,origin,origin_size,pool_lv,lv_kernel_major,lv_kernel_minor,\
-         lv_metadata_size,copy_percent",
+         lv_metadata_size",
     ),
     ("pvseg", "pv_name,pvseg_start,pvseg_size,lv_name"),
     ("seg", "lv_uuid,segtype,stripes,data_copies,seg_size_pe,chunk_size"),
@@ -140,8 +140,6 @@ pub struct Volume {
     pub attributes: String,
     /// Whether device-mapper has a device for it.
     pub active: bool,
-    /// How far RAID images agree, in percent.
-    pub synced: Option<f64>,
     /// Where its data lies; empty if that is not known, as after a change of ours.
     pub areas: Vec<Area>,
 }
@@ -397,7 +395,6 @@ fn volume(row: &Row<'_>, segments: &[Row<'_>], areas: Vec<Area>) -> Result<Volum
         tags: row.tags("lv_tags")?,
         attributes: attributes.to_owned(),
         active: row.device("lv_kernel_major", "lv_kernel_minor")?.is_some(),
-        synced: row.number_or_nothing("copy_percent")?,
         areas,
     })
 }

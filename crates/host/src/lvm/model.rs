@@ -140,7 +140,6 @@ fn insert<'a>(
         tags: tags.iter().map(Tag::to_string).collect(),
         attributes: attributes.to_owned(),
         active,
-        synced: None,
         areas: Vec::new(),
     };
     group.volumes.entry(name.clone()).insert_entry(volume).into_mut()

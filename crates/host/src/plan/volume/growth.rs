@@ -158,7 +158,6 @@ mod tests {
             tags: facts.tags().iter().map(Tag::to_string).collect(),
             attributes: "rwi-aor---".to_owned(),
             active: true,
-            synced: None,
             areas: lies_on(on),
         }
     }

@@ -114,7 +114,6 @@ mod tests {
             tags: Vec::new(),
             attributes: "-wi-a-----".to_owned(),
             active: true,
-            synced: None,
             areas: Vec::new(),
         }
     }
