@@ -35,7 +35,6 @@ use lvms_node::metrics::Metrics;
 use lvms_node::telemetry::Telemetry;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
@@ -88,7 +87,7 @@ impl Lvmd {
             .add_service(HealthServer::new(Well))
             .add_service(LvServiceServer::new(volumes))
             .add_service(VgServiceServer::new(groups))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
+            .serve_with_incoming_shutdown(sockets::connections(listener), stop);
         let served = tokio::select! {
             served = served => served,
             () = all_ended => Ok(()),

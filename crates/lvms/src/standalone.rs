@@ -12,7 +12,6 @@ use lvms_csi::proto::node_server::NodeServer;
 use lvms_csi::{Controller, Identity, Node, sockets};
 use lvms_node::metrics::Metrics;
 use lvms_node::telemetry::Telemetry;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::host::{self, Host};
@@ -86,7 +85,7 @@ async fn serve(options: &Options, socket: &Path, host: &Host) -> Result<()> {
         .add_service(IdentityServer::new(identity))
         .add_service(ControllerServer::new(controller))
         .add_service(NodeServer::new(node))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
+        .serve_with_incoming_shutdown(sockets::connections(listener), stop);
     let served = async {
         tokio::select! {
             served = served => Ok(served?),

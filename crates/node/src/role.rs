@@ -12,7 +12,6 @@ use lvms_csi::proto::node_server::NodeServer;
 use lvms_csi::{Identity, Node, sockets};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::host_volumes::HostVolumes;
@@ -104,7 +103,7 @@ impl Role {
             .layer(telemetry)
             .add_service(IdentityServer::new(identity))
             .add_service(NodeServer::new(Node { volumes: host, locks, id: node, topology }))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
+            .serve_with_incoming_shutdown(sockets::connections(listener), stop);
         tokio::select! {
             served = served => Ok(served?),
             () = all_ended => Ok(()),

@@ -14,6 +14,7 @@
 //! - [`leftovers`]: what predecessors have left on claims, and nodes that leave.
 //! - [`predecessor`]: TopoLVM's own controller and sidecars, which must not act beside us.
 //! - [`volumes`]: the same for clients of CSI.
+//! - [`limits`]: what this cluster cannot hold anybody to.
 //! - [`metrics`]: what each has to do, for Prometheus.
 //! - [`rollback`]: what TopoLVM could not go on with.
 //! - [`role`]: all of it together, as `lvms operator` runs it.
@@ -23,6 +24,7 @@
 
 pub mod capacity;
 pub mod leftovers;
+pub mod limits;
 pub mod metrics;
 pub mod orphans;
 pub mod predecessor;

@@ -19,10 +19,8 @@ use lvms_csi::proto::identity_server::IdentityServer;
 use lvms_csi::{Controller, Identity, sockets};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
-use crate::Context;
 use crate::capacity::Capacity;
 use crate::leftovers::{Departure, Leftovers};
 use crate::metrics::Metrics;
@@ -38,6 +36,7 @@ use crate::restore::Restore;
 use crate::snapshot::Snapshots;
 use crate::stores::Stores;
 use crate::volumes::{ClusterVolumes, least};
+use crate::{Context, limits};
 
 /// The cluster's part.
 #[derive(Clone)]
@@ -126,6 +125,7 @@ impl Role {
             names: Question::default(),
         });
         let owner = self.owner().await;
+        limits::tell(&self.connection.client).await;
         // Whoever acts is told of every object: all listen before the first is read.
         let protect = Protect::new(Arc::clone(&context));
         let provision = Provision::new(Arc::clone(&context), Arc::clone(&protect));
@@ -220,7 +220,7 @@ async fn serve(socket: PathBuf, personality: Personality, volumes: ClusterVolume
     let served = Server::builder()
         .add_service(IdentityServer::new(identity))
         .add_service(ControllerServer::new(controller))
-        .serve_with_incoming(UnixListenerStream::new(listener))
+        .serve_with_incoming(sockets::connections(listener))
         .await;
     tracing::error!(?served, "the Controller service has ended");
 }
