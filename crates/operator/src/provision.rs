@@ -4,6 +4,7 @@ mod class;
 mod decide;
 mod node;
 mod persistent;
+mod scheduler;
 mod source;
 
 use std::collections::BTreeMap;
@@ -24,7 +25,9 @@ use tokio::time::Instant;
 pub use self::class::Parameters;
 use self::decide::{Act, View, decide, is_waiting, selected, volume_name};
 use self::node::Nodes;
+pub(crate) use self::node::spelled;
 pub use self::persistent::identity;
+use self::scheduler::{Choice, Room};
 use crate::Context;
 use crate::protect::Protect;
 
@@ -213,12 +216,11 @@ impl Provision {
             let of = one.node_topology.as_ref().and_then(|topology| topology.match_labels.get(&key));
             one.storage_class_name == class && of.is_some_and(|of| of == node)
         });
-        let believed = published.iter().filter_map(|one| one.capacity.as_ref()?.bytes().ok()).max();
-        if believed.is_none_or(|believed| believed < size) {
-            return false;
-        }
-        if told.is_some_and(|told| told < size) {
-            return true;
+        let published = published.iter().filter_map(|one| one.capacity.as_ref()?.bytes().ok()).max();
+        match scheduler::choice(Room { size, told, published }) {
+            Choice::Elsewhere => return false,
+            Choice::Here => return true,
+            Choice::HereUntilTold => {}
         }
         // What the node has left may not be told yet.
         let mut no_room = self.no_room.lock().unwrap_or_else(PoisonError::into_inner);

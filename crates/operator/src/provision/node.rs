@@ -84,7 +84,7 @@ pub(super) fn is_allowed(class: &StorageClass, topology_key: &str, node: &str) -
 }
 
 /// A device class for people, and the options with which it is wanted.
-pub(super) fn spelled(parameters: &Parameters) -> String {
+pub(crate) fn spelled(parameters: &Parameters) -> String {
     let Parameters { device_class, option_class, .. } = parameters;
     let class =
         if device_class.is_empty() { "that is the default".to_owned() } else { format!("{device_class:?}") };
