@@ -165,6 +165,16 @@ pub(crate) fn configure(node: &Node, configuration: impl Into<String>) -> Result
     node.guest.put("/etc/topolvm/lvmd.yaml", 0o644, configuration.into())
 }
 
+/// Lets the node's part of lvms halt, in the middle of whatever it does.
+pub(crate) fn halt(node: &Node) -> Result<()> {
+    node.guest.script("pkill -STOP -f '^/lvms vgmanager'").run().map(drop)
+}
+
+/// Lets it go on.
+pub(crate) fn go_on(node: &Node) -> Result<()> {
+    node.guest.script("pkill -CONT -f '^/lvms vgmanager'").run().map(drop)
+}
+
 /// What a node tells of itself.
 pub(crate) fn told_by(cluster: &Cluster, node: &Node) -> Result<serde_json::Value> {
     Ok(cluster.get(["--namespace", NAMESPACE, "lvmnode", &node.name])?["status"].take())

@@ -274,7 +274,9 @@ impl Looks<String> for Orphans {
         match self.act(&volume).await {
             Ok(()) => Outcome::Done,
             Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(volume = name, error = %chain(&error), "whether somebody wants it is not known");
+                let about = lvms_cluster::Reference::to(volume.as_ref(), &self.context.personality);
+                let told = format!("it is not known whether somebody wants it: {}", chain(&error));
+                self.context.events.warn(about, "Retained", told);
                 Outcome::Failed
             }),
         }

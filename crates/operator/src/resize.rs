@@ -263,7 +263,10 @@ impl Looks<Key> for Resize {
         match self.act(key).await {
             Ok(outcome) => outcome,
             Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(claim = %key, error = %chain(&error), "its growth could not be written");
+                if let Some(claim) = self.context.stores.claims.get(key) {
+                    let told = format!("its growth could not be written: {}", chain(&error));
+                    self.context.events.warn(Reference::to(claim.as_ref(), &()), "VolumeResizeFailed", told);
+                }
                 Outcome::Failed
             }),
         }

@@ -229,7 +229,8 @@ impl Looks<String> for Snapshots {
         match self.act(&content).await {
             Ok(outcome) => outcome,
             Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(content = name, error = %chain(&error), "the snapshot could not be written");
+                let told = format!("the snapshot could not be written: {}", chain(&error));
+                self.context.events.warn(self.about(&content), "SnapshotContentCheckandUpdateFailed", told);
                 Outcome::Failed
             }),
         }
