@@ -82,8 +82,10 @@ pub(crate) fn run(
     for (part, nodes, shape, cases) in
         [("roles", 3, Shape::Roles, &roles), ("single-node", 1, Shape::SingleNode, &single)]
     {
-        // Without it the kubelet does not tell what is wrong with a volume.
-        let feature_gates = vec!["CSIVolumeHealth=true".to_owned()];
+        // Without these the kubelet does not tell what is wrong with a volume, and the scheduler does not prefer a node
+        // with more room.
+        let feature_gates =
+            ["CSIVolumeHealth=true", "StorageCapacityScoring=true"].map(str::to_owned).to_vec();
         let options = Options {
             images: images.clone(),
             feature_gates,
