@@ -5,6 +5,7 @@
 //! an effect happens elsewhere.
 
 mod archive;
+mod attach;
 mod crash;
 mod device;
 mod following;
@@ -104,8 +105,15 @@ mod tests {
 
     /// What changes a host. Written so that this file does not name them.
     fn effects() -> Vec<String> {
-        let calls =
-            ["Command::new", "mount::mount", "mount::unmount", "mount_bind", "mount_remount", "fallocate"];
+        let calls = [
+            "Command::new",
+            "mount::mount",
+            "mount::unmount",
+            "mount_bind",
+            "mount_remount",
+            "move_mount",
+            "fallocate",
+        ];
         calls
             .iter()
             .map(|call| format!("{call}("))
