@@ -128,10 +128,13 @@ fn system(what: &'static str, place: &Path) -> impl FnOnce(io::Error) -> Publish
     move |source| PublishError::System { what, place, source }
 }
 
+fn none(path: &VolumePath) -> volumes::Error {
+    Refusal::NoVolume(path.clone()).into()
+}
+
 /// A volume that may be made visible, with what is known of it.
 fn publishable<'a>(inventory: &'a Inventory, path: &VolumePath) -> Result<(&'a Volume, Facts), PublishError> {
-    let none = || volumes::Error::from(Refusal::NoVolume(path.clone()));
-    let volume = inventory.volume(path).ok_or_else(none)?;
+    let volume = inventory.volume(path).ok_or_else(|| none(path))?;
     let facts = Facts::of(volume);
     changeable(path, &facts).map_err(volumes::Error::from)?;
     if facts.is_unfinished(volume.size) {
@@ -168,8 +171,9 @@ impl Volumes<Linux> {
             inventory = self.inventory();
         }
         let (volume, facts) = publishable(&inventory, path)?;
+        let group = inventory.groups.get(&path.group).ok_or_else(|| none(path))?;
         let number = self.activated(path, deadline)?;
-        let publication = Publication { volumes: self, path, volume, facts, number, target, deadline };
+        let publication = Publication { volumes: self, path, group, volume, facts, number, target, deadline };
         match access {
             Access::Filesystem { kind, flags, read_only } => {
                 let flags = Flags::parse(flags, *read_only)?;

@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::{PublishError, system};
 use crate::facts::Facts;
 use crate::filesystem::{Content, Filesystem, NotMountable, Preparation, prepare};
-use crate::lvm::Volume;
 use crate::lvm::inventory::DeviceNumber;
+use crate::lvm::{Group, Volume};
 use crate::mount::{self, Flags, Mount};
 use crate::names::VolumePath;
 use crate::plan::volume::has_former_bytes;
@@ -24,6 +24,7 @@ const ROOT_MODE: u32 = 0o2777;
 pub(super) struct Publication<'a> {
     pub(super) volumes: &'a Arc<Volumes<Linux>>,
     pub(super) path: &'a VolumePath,
+    pub(super) group: &'a Group,
     pub(super) volume: &'a Volume,
     pub(super) facts: Facts,
     pub(super) number: DeviceNumber,
@@ -165,7 +166,7 @@ impl Publication<'_> {
 
     pub(super) fn block(&self, read_only: bool) -> Result<(), PublishError> {
         let linux = self.linux();
-        if has_former_bytes(self.volume) {
+        if has_former_bytes(self.group, self.volume) {
             return Err(PublishError::NotZeroed(self.path.clone()));
         }
         let mounts = self.mounts()?;
