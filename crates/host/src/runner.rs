@@ -6,6 +6,7 @@
 
 mod archive;
 mod attach;
+mod claim;
 mod crash;
 mod device;
 mod following;
@@ -24,6 +25,7 @@ use crate::lvm::{Change, Failure, Inventory};
 use crate::names::{VgName, VolumePath};
 use crate::units::Bytes;
 
+pub use claim::Claim;
 pub use following::Following;
 pub use linux::{Linux, Options};
 pub(crate) use mounts::is_not_mounted;

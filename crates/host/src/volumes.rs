@@ -57,7 +57,7 @@ pub enum Error {
 /// A long work and how far it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Work {
-    /// `copy` or `zero`.
+    /// `copy` or `zero`, or what a tool does: `format`, `check` or `grow`. How far a tool is, it does not tell.
     pub what: &'static str,
     /// What is finished.
     pub done: Bytes,
@@ -365,7 +365,7 @@ impl<R: Runner> Volumes<R> {
                 }
                 Step::Zero { volume, from, to, then } => {
                     drop(turn);
-                    self.work(&queue, &volume, &[&volume], "zero", deadline, |progress| {
+                    self.work(&volume, &[&volume], "zero", deadline, |progress| {
                         self.runner.zero(&volume, from, to, progress)
                     })?;
                     let _turn = self.turn(&queue, &at, None)?;
@@ -374,7 +374,7 @@ impl<R: Runner> Volumes<R> {
                 }
                 Step::Copy { from, to, length, dirty, then } => {
                     drop(turn);
-                    self.work(&queue, &to, &[&from, &to], "copy", deadline, |progress| {
+                    self.work(&to, &[&from, &to], "copy", deadline, |progress| {
                         self.runner.copy(&from, &to, length, dirty, progress)
                     })?;
                     let _turn = self.turn(&queue, &at, None)?;
@@ -389,7 +389,6 @@ impl<R: Runner> Volumes<R> {
     /// Does a long work for a volume, on the devices of these.
     fn work(
         self: &Arc<Self>,
-        queue: &Queue,
         volume: &VolumePath,
         on: &[&VolumePath],
         what: &'static str,
@@ -405,6 +404,22 @@ impl<R: Runner> Volumes<R> {
                 Ok(DeviceState::Ready) | Err(_) => {}
             }
         }
+        self.long(volume, what, deadline, act)?.map_err(|source| {
+            // Whether a snapshot that was read has overflowed, LVM knows.
+            on.iter().for_each(|path| self.forget(&path.group));
+            Error::Bytes { what: format!("{what} of {volume}"), source }
+        })
+    }
+
+    /// Does a long work in one of the places of its group.
+    pub(crate) fn long<T>(
+        &self,
+        volume: &VolumePath,
+        what: &'static str,
+        deadline: Option<Instant>,
+        act: impl FnOnce(Progress<'_>) -> T,
+    ) -> Result<T, NoTurn> {
+        let queue = self.queue(&volume.group);
         let _place = queue.job(deadline)?;
         let began = Instant::now();
         let progress = |done: Bytes, all: Bytes| {
@@ -413,11 +428,7 @@ impl<R: Runner> Volumes<R> {
         let done = act(&progress);
         lock(&self.works).remove(volume);
         tracing::info!(volume = %volume, what, seconds = began.elapsed().as_secs_f64(), "long work ended");
-        done.map_err(|source| {
-            // Whether a snapshot that was read has overflowed, LVM knows.
-            on.iter().for_each(|path| self.forget(&path.group));
-            Error::Bytes { what: format!("{what} of {volume}"), source }
-        })
+        Ok(done)
     }
 
     /// Makes one change, in its group's turn, and follows it.

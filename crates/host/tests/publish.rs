@@ -489,6 +489,24 @@ fn ext4_is_checked_before_it_is_mounted_whoever_may_write(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_filesystem_that_is_mounted_in_another_namespace_is_mounted_again(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    // As a container does that outlives its pod.
+    let holder = "unshare --mount --propagation private sleep infinity >/dev/null 2>&1 & echo $!";
+    let holder = run("sh", ["-c", holder])?;
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    lab.wait_for("another namespace", || (namespace(&holder)? != namespace("self")?).then_some(()))?;
+    fs::write(at.join("file"), "bytes")?;
+    engine.unpublish("v", &at)?;
+    let again = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4));
+    run("kill", ["-9", &holder])?;
+    assert_eq!(fs::read_to_string(again?.join("file"))?, "bytes");
+    engine.unpublish("v", &at)?;
+    Ok(())
+}
+
 fn a_copy_has_its_own_identity_though_its_first_target_is_read_only(lab: &Lab) -> Result {
     let engine = engine(lab)?;
     for kind in Filesystem::ALL {
@@ -684,6 +702,7 @@ lab_test::main! {
     a_volume_of_ours_that_topolvm_formatted_and_filled_is_kept: Needs::disks(1, 2 * GIB).guest(),
     copies_of_mounted_volumes_are_mounted_beside_them: Needs::disks(1, 2 * GIB).guest(),
     ext4_is_checked_before_it_is_mounted_whoever_may_write: Needs::disks(1, GIB).guest(),
+    a_filesystem_that_is_mounted_in_another_namespace_is_mounted_again: Needs::disks(1, GIB).guest(),
     a_copy_has_its_own_identity_though_its_first_target_is_read_only: Needs::disks(1, GIB).guest(),
     nothing_is_written_to_a_read_only_volume_that_was_not_unmounted: Needs::disks(1, 2 * GIB).guest(),
     what_is_ambivalent_is_neither_mounted_nor_formatted: Needs::disks(1, 2 * GIB).guest(),

@@ -88,6 +88,7 @@ pub fn of_publish(error: &PublishError) -> Error {
         | PublishError::NotMountable { .. }
         | PublishError::NotZeroed(_)
         | PublishError::Differs { .. } => Kind::Precondition,
+        PublishError::Busy(_) => Kind::Busy,
         PublishError::Probe(_) | PublishError::Tool(..) | PublishError::System { .. } => Kind::Internal,
     };
     Error::new(kind, causes::told(error))

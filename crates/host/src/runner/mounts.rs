@@ -3,10 +3,11 @@
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
@@ -21,9 +22,6 @@ use crate::units::Bytes;
 
 /// A tool that looks at a device answers within this, or the device does not.
 const LOOK: Duration = Duration::from_secs(60);
-
-/// Making, checking or growing a filesystem may take long on a slow disk.
-const WORK: Duration = Duration::from_secs(3600);
 
 /// What `blkid` answers when it finds nothing, which it also does for a device that it cannot open.
 const NOTHING: i32 = 2;
@@ -119,22 +117,14 @@ impl Linux {
         self.on_host(|| device::size(path))?
     }
 
-    /// Runs a tool of a filesystem's that changes it.
-    pub fn tool(&self, argv: Vec<String>) -> Result<super::Finished, ProcessError> {
-        let program = Program::changes(argv, WORK);
-        self.run(&program)?.success(&program)
-    }
-
-    /// Checks a filesystem; what can be repaired without asking is.
-    pub fn check(&self, argv: Vec<String>) -> Result<(), ProcessError> {
-        /// Errors were corrected.
-        const CORRECTED: i32 = 1;
-        let program = Program::changes(argv, WORK);
-        let finished = self.run(&program)?;
-        if finished.status.code() == Some(CORRECTED) {
-            return Ok(());
-        }
-        finished.success(&program).map(drop)
+    /// Whether somebody has a device for himself: it is mounted, in whichever namespace.
+    pub fn is_held(&self, path: &Path) -> io::Result<bool> {
+        let alone = i32::try_from(OFlags::EXCL.bits()).map_err(io::Error::other)?;
+        self.on_host(|| match File::options().read(true).custom_flags(alone).open(path) {
+            Ok(_) => Ok(false),
+            Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => Ok(true),
+            Err(error) => Err(error),
+        })?
     }
 
     fn effect<T: Send>(&self, what: &str, act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
