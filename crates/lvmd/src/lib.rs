@@ -26,7 +26,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use lvms_csi::locks::Locks;
 use lvms_csi::sockets::{self, Owned};
 use lvms_csi::{Error, Kind};
 use lvms_host::desired::{Desired, DeviceClass};
@@ -69,7 +68,7 @@ impl Lvmd {
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<()> {
         let Lvmd { host, metrics, path, listener, socket } = self;
         let (end, ending) = watch::channel(false);
-        let volumes = volumes::Service { host: Arc::clone(&host), locks: Locks::default() };
+        let volumes = volumes::Service { host: Arc::clone(&host) };
         let groups = groups::Service { host, ending };
         tracing::warn!(
             socket = %path.display(),

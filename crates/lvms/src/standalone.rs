@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use lvms_csi::locks::Locks;
 use lvms_csi::proto::controller_server::ControllerServer;
 use lvms_csi::proto::identity_server::IdentityServer;
 use lvms_csi::proto::node_server::NodeServer;
@@ -65,7 +64,7 @@ async fn serve(options: &Options, socket: &Path, host: &Host) -> Result<()> {
     serving::health(options.metrics_bind_address, || true, figures).await?;
     host.attend();
     let listener = sockets::bind(socket).context("--endpoint")?;
-    let locks = Arc::new(Locks::default());
+    let locks = Arc::clone(&host.volumes.locks);
     let topology = (format!("topology.{}/node", options.driver_name), name.clone());
     let identity =
         Identity { name: options.driver_name.clone(), version: env!("CARGO_PKG_VERSION").to_owned() };

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::{Connection, Events, Store};
-use lvms_csi::locks::Locks;
 use lvms_csi::proto::identity_server::IdentityServer;
 use lvms_csi::proto::node_server::NodeServer;
 use lvms_csi::{Identity, Node, sockets};
@@ -54,7 +53,7 @@ impl Role {
         let Role { personality, node, connection, namespace, kubelet, host, metrics, watched, version } =
             self;
         let objects = watched.clone().unwrap_or_default();
-        let locks = Arc::new(Locks::default());
+        let locks = Arc::clone(&host.locks);
         let volumes = Arc::new(Volumes {
             personality,
             node: node.clone(),
