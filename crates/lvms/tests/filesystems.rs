@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use driver::{Driver, FIGURES, HeldTool, MIB, figures, refused};
-use lab_csi::{Access, Client, Code, Status, proto};
+use lab_csi::{Access, Client, Code, Source, Status, proto};
 use lab_test::{GIB, Lab, Needs, Result, run};
 
 const CLASSES: &str = "
@@ -81,7 +81,29 @@ fn nobody_waits_longer_than_its_deadline_for_a_tool_which_goes_on(lab: &Lab) -> 
     Ok(())
 }
 
+fn the_restore_of_what_nobody_has_used_is_formatted_like_a_new_volume(lab: &Lab) -> Result {
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-L", "300m", "vg"])?;
+    let driver = start(lab)?;
+    let client = &driver.client;
+    let target = lab.state().join("at");
+    for class in ["thick", "thin"] {
+        let origin = client.create("origin", class, 64 * MIB, EXT4, None)?.volume_id;
+        let snapshot = client.snapshot("moment", &origin)?.snapshot_id;
+        let source = Source::Snapshot(snapshot.clone());
+        let restored = client.create("restored", class, 64 * MIB, EXT4, Some(&source))?.volume_id;
+        client.publish(&restored, &target, EXT4)?;
+        std::fs::write(target.join("file"), "bytes")?;
+        client.unpublish(&restored, &target)?;
+        client.delete(&restored)?;
+        client.delete_snapshot(&snapshot)?;
+        client.delete(&origin)?;
+    }
+    Ok(())
+}
+
 lab_test::main! {
     a_tool_that_outlives_its_driver_is_waited_for_and_not_begun_again: Needs::disks(1, GIB).guest(),
     nobody_waits_longer_than_its_deadline_for_a_tool_which_goes_on: Needs::disks(1, GIB).guest(),
+    the_restore_of_what_nobody_has_used_is_formatted_like_a_new_volume: Needs::disks(1, GIB).guest(),
 }

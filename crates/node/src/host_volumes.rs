@@ -225,7 +225,8 @@ impl HostVolumes {
                 snapshot: true,
                 source: Some(of),
                 created: now.ok().map(|age| age.as_secs()),
-                used: true,
+                // A restore of what nobody has used is formatted like a new volume.
+                used: origin.facts.used || !origin.facts.is_ours(),
                 filesystem: origin.facts.filesystem.clone(),
                 ..Facts::default()
             };
