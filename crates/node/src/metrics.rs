@@ -132,7 +132,7 @@ impl Metrics {
         let configuration_wrong = Gauge::default();
         registry.register(
             "lvms_configuration_wrong",
-            "Whether the configuration file is wrong and an older one in force",
+            "Whether the configuration file is wrong, or gone, and an older one in force",
             configuration_wrong.clone(),
         );
         Metrics {
