@@ -25,7 +25,7 @@ use crate::names::{LvName, VgName, VolumePath};
 use crate::plan::capacity::{Situation, complete, without};
 use crate::plan::volume::{self, Wish};
 use crate::plan::{Next, Refusal, Step};
-use crate::queue::{NoTurn, Queue, Stuck};
+use crate::queue::{Long, NoTurn, Queue, Stuck};
 use crate::runner::{DeviceState, Progress, Runner};
 use crate::units::Bytes;
 
@@ -404,7 +404,7 @@ impl<R: Runner> Volumes<R> {
                 Ok(DeviceState::Ready) | Err(_) => {}
             }
         }
-        self.long(volume, what, deadline, act)?.map_err(|source| {
+        self.long(Long::Bytes, volume, what, deadline, act)?.map_err(|source| {
             // Whether a snapshot that was read has overflowed, LVM knows.
             on.iter().for_each(|path| self.forget(&path.group));
             Error::Bytes { what: format!("{what} of {volume}"), source }
@@ -414,13 +414,14 @@ impl<R: Runner> Volumes<R> {
     /// Does a long work in one of the places of its group.
     pub(crate) fn long<T>(
         &self,
+        kind: Long,
         volume: &VolumePath,
         what: &'static str,
         deadline: Option<Instant>,
         act: impl FnOnce(Progress<'_>) -> T,
     ) -> Result<T, NoTurn> {
         let queue = self.queue(&volume.group);
-        let _place = queue.job(deadline)?;
+        let _place = queue.job(kind, deadline)?;
         let began = Instant::now();
         let progress = |done: Bytes, all: Bytes| {
             lock(&self.works).insert(volume.clone(), Work { what, done, all });

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::{PublishError, system};
 use crate::lvm::inventory::DeviceNumber;
 use crate::names::VolumePath;
+use crate::queue::Long;
 use crate::runner::{Claim, Linux};
 use crate::units::Bytes;
 use crate::volumes::{self, Volumes};
@@ -45,11 +46,13 @@ impl Volumes<Linux> {
         let span = tracing::Span::current();
         std::thread::spawn(move || {
             let _span = span.enter();
-            let done = volumes.long(&volume, what, deadline, |progress| {
+            let done = volumes.long(Long::Tool, &volume, what, deadline, |progress| {
                 progress(Bytes::ZERO, size);
                 act(&volumes, &claim)
             });
             let done = done.map_err(|error| volumes::Error::from(error).into()).flatten();
+            // Whoever is answered may begin the next tool.
+            drop(claim);
             if let Err(Err(error)) = tell.send(done).map_err(|unheard| unheard.0) {
                 let error = crate::causes::told(&error);
                 tracing::warn!(volume = %volume, what, error, "failed after all had gone who waited");
