@@ -463,7 +463,12 @@ mod tests {
         ] {
             let copy = match class {
                 Class::Thin => thin("copy", &copying),
-                Class::Linear | Class::Striped | Class::Mirrored => thick("copy", &copying),
+                Class::Linear
+                | Class::Striped
+                | Class::Mirrored
+                | Class::Parity
+                | Class::DoubleParity
+                | Class::MirroredStripes => thick("copy", &copying),
             };
             let changes = [source.clone(), snapshot.clone(), copy];
             let Ok(Next::Do(step)) = next(with_pool(attributes), &changes, class, named("copy")) else {

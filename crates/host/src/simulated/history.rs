@@ -69,6 +69,12 @@ pub enum Class {
     Striped,
     /// On two disks.
     Mirrored,
+    /// RAID 5, over three disks.
+    Parity,
+    /// RAID 6, over five disks.
+    DoubleParity,
+    /// RAID 10, over four disks.
+    MirroredStripes,
     /// In the pool.
     Thin,
 }
@@ -100,10 +106,13 @@ impl Dice {
     }
 
     fn class(&mut self) -> Class {
-        match self.below(5) {
+        match self.below(8) {
             0 | 1 => Class::Linear,
             2 => Class::Striped,
             3 => Class::Mirrored,
+            4 => Class::Parity,
+            5 => Class::DoubleParity,
+            6 => Class::MirroredStripes,
             _ => Class::Thin,
         }
     }
@@ -141,7 +150,12 @@ pub fn device_class(class: Class) -> DeviceClass {
     let pool = LvName::parse(POOL).unwrap_or_else(|_| unreachable!("the pool's name is one"));
     let kind = match class {
         Class::Thin => ClassKind::Thin { pool, overprovision_ratio: 4.0 },
-        Class::Linear | Class::Striped | Class::Mirrored => ClassKind::Thick,
+        Class::Linear
+        | Class::Striped
+        | Class::Mirrored
+        | Class::Parity
+        | Class::DoubleParity
+        | Class::MirroredStripes => ClassKind::Thick,
     };
     DeviceClass {
         name: format!("{class:?}"),
@@ -160,6 +174,10 @@ fn options(class: Class) -> Vec<String> {
         Class::Linear | Class::Thin => &[],
         Class::Striped => &["--stripes", "2"],
         Class::Mirrored => &["--type", "raid1", "--mirrors", "1", "--nosync"],
+        Class::Parity => &["--type", "raid5", "--stripes", "2", "--nosync"],
+        // Its images have to agree.
+        Class::DoubleParity => &["--type", "raid6", "--stripes", "3"],
+        Class::MirroredStripes => &["--type", "raid10", "--stripes", "2", "--mirrors", "1", "--nosync"],
     };
     words.iter().map(|word| (*word).to_owned()).collect()
 }
