@@ -192,20 +192,18 @@ fn the_source_of_a_copy_stays_until_the_copy_is_there(cluster: &Cluster) -> Resu
             let source = json!({"kind": "PersistentVolumeClaim", "name": "source"});
             stage.apply_claim("copy", "immediate", "300Mi", &source)?;
             stage.restore("restored", "moment", "immediate", "300Mi")?;
-            let is_protected = |kind: &str, name: &str, finalizer: &str| -> Result<Value> {
-                let object = stage.get(kind, name)?;
-                let finalizers = object["metadata"]["finalizers"].as_array().context("no finalizers")?;
-                ensure!(finalizers.iter().any(|one| one == finalizer), "{name} has {finalizers:?}");
-                Ok(object)
-            };
             for (kind, name, finalizer) in SOURCES {
                 cluster.wait_for(&format!("{name} to be protected"), || {
-                    is_protected(kind, name, finalizer).map(|_| true)
+                    let finalizers = stage.get(kind, name)?["metadata"]["finalizers"].take();
+                    let finalizers = finalizers.as_array().context("no finalizers")?;
+                    ensure!(finalizers.iter().any(|one| one == finalizer), "{name} has {finalizers:?}");
+                    Ok(true)
                 })?;
-                stage.kubectl(&["delete", kind, name, "--wait=false"])?;
-                let object = is_protected(kind, name, finalizer)?;
-                ensure!(!object["metadata"]["deletionTimestamp"].is_null(), "{name} is not deleted");
             }
+            // The snapshot-controller would look again after a quarter of an hour: its snapshot is deleted later.
+            stage.kubectl(&["delete", "pvc", "source", "--wait=false"])?;
+            let source = stage.get("pvc", "source")?;
+            ensure!(!source["metadata"]["deletionTimestamp"].is_null(), "the source is not deleted");
             Ok(())
         })();
         deployed::go_on(node)?;
@@ -214,6 +212,7 @@ fn the_source_of_a_copy_stays_until_the_copy_is_there(cluster: &Cluster) -> Resu
             stage.start_pod(name, name, None)?;
             ensure!(stage.run_in(name, READ)? == written, "{name} is another than its source");
         }
+        stage.kubectl(&["delete", "volumesnapshot", "moment", "--wait=false"])?;
         cluster.wait_for("the sources to be gone", || {
             let left =
                 stage.kubectl(&["get", "--ignore-not-found", "pvc/source", "volumesnapshot/moment"])?;
