@@ -158,7 +158,9 @@ fn a_group_in_which_a_command_hangs_keeps_nobody_from_noticing_others(lab: &Lab)
     let options = Options { lvm, change_limit: Duration::from_secs(3600), ..Options::default() };
     let (a, b) = (VgName::parse("a")?, VgName::parse("b")?);
     let volumes = Volumes::open(Arc::new(Linux::new(options)?), &[&a, &b])?;
-    let desired = desired_by("[{name: a, volume-group: a, default: true}, {name: b, volume-group: b}]")?;
+    let desired = desired_by(
+        "[{name: a, volume-group: a, spare-gb: 0, default: true}, {name: b, volume-group: b, spare-gb: 0}]",
+    )?;
     let followed = Arc::clone(&desired);
     attention::follow(&volumes, move || Arc::clone(&followed))?;
     let wish = wish(&desired.classes[0])?;

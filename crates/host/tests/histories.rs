@@ -106,7 +106,8 @@ fn await_synchronised(lab: &Lab) -> Result {
     })
 }
 
-fn compare(lab: &Lab, seeds: std::ops::Range<u64>) -> Result {
+/// The seeds are such that every layout is met.
+fn compare(lab: &Lab, seeds: [u64; 2]) -> Result {
     let (mut compared, mut failed, mut restarted, mut kinds) = (0, 0, 0, BTreeSet::new());
     for seed in seeds {
         run("vgcreate", [GROUP].into_iter().chain(lab.disks().iter().map(String::as_str)))?;
@@ -146,11 +147,11 @@ fn compare(lab: &Lab, seeds: std::ops::Range<u64>) -> Result {
 }
 
 fn real_lvm_and_the_simulated_host_agree(lab: &Lab) -> Result {
-    compare(lab, 0..2)
+    compare(lab, [31, 2])
 }
 
 fn real_lvm_and_the_simulated_host_agree_without_udev(lab: &Lab) -> Result {
-    compare(lab, 2..4)
+    compare(lab, [45, 17])
 }
 
 lab_test::main! {

@@ -130,7 +130,6 @@ fn capacity_is_what_lvm_makes_whatever_is_closed(lab: &Lab) -> Result {
     let all = capacity()?;
     for (close, open, closes) in [
         (vec!["vgchange", "-xn", "vg"], vec!["vgchange", "-xy", "vg"], false),
-        (vec!["vgchange", "-pr", "vg"], vec!["vgchange", "-prw", "vg"], true),
         (vec!["vgexport", "vg"], vec!["vgimport", "vg"], true),
         (vec!["pvchange", "-xn", disk], vec!["pvchange", "-xy", disk], false),
     ] {

@@ -50,6 +50,17 @@ impl Linux {
         Ok(suspended)
     }
 
+    /// Whether a command that was killed has left something that keeps others waiting or in the way.
+    fn is_interrupted(&self, group: &VgName) -> io::Result<bool> {
+        let control = self.control()?;
+        for name in self.devices_of(group)? {
+            if control.device(&name)?.is_some_and(|device| device.suspended || is_left_over(&name, &device)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     fn devices_of(&self, group: &VgName) -> io::Result<Vec<String>> {
         let prefix = prefix(group);
         // Between a group and a volume stands one dash; two belong to the group's name.
@@ -57,14 +68,14 @@ impl Linux {
         Ok(self.control()?.names()?.into_iter().filter(ours).collect())
     }
 
-    /// They go on, unless somebody else's command is at work in the group.
+    /// They go on, and what was left over goes, unless somebody else's command is at work in the group.
     pub(super) fn resume_suspended(&self, group: &VgName) -> io::Result<Vec<String>> {
-        if self.suspended_devices(group)?.is_empty() {
+        if !self.is_interrupted(group)? {
             return Ok(Vec::new());
         }
         let directory = self.locking_directory();
         let Some(alone) = self.on_host(|| GroupLock::try_take(&directory, group))?? else {
-            tracing::info!(group = %group, "an LVM command works in the group: what it has suspended is left to it");
+            tracing::info!(group = %group, "an LVM command works in the group: what it has begun is left to it");
             return Ok(Vec::new());
         };
         let control = self.control()?;
