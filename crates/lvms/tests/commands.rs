@@ -250,7 +250,7 @@ fn a_pod_killed_in_the_middle_of_a_snapshot_leaves_nothing_suspended(lab: &Lab) 
     let driver = std::thread::scope(|scope| -> Result<Driver> {
         let starting = scope.spawn(|| start(lab, "180"));
         let seen = lab.wait_for("the next driver to see it", || {
-            fs::read_to_string(&log).ok()?.contains("what it has suspended is left to it").then_some(())
+            fs::read_to_string(&log).ok()?.contains("what it has begun is left to it").then_some(())
         });
         let still = suspended();
         stopped.go_on()?;

@@ -89,7 +89,11 @@ fn layout(options: &[String], shape: Shape) -> Layout {
         None if shape.stripes > 1 => "striped",
         None => "linear",
     };
-    let copies = if matches!(segment, "raid1" | "raid10") { shape.disks / shape.stripes } else { 1 };
+    // Parity counts as copies.
+    let copies = match segment {
+        "raid1" | "raid10" => shape.disks / shape.stripes,
+        _ => shape.disks - shape.stripes + 1,
+    };
     Layout { segment: segment.to_owned(), stripes: shape.disks, copies }
 }
 
