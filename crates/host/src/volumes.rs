@@ -363,6 +363,10 @@ impl<R: Runner> Volumes<R> {
                     self.change(&queue, &first)?;
                     self.change(&queue, &second)?;
                 }
+                Step::GiveUp(change, refusal) => {
+                    self.change(&queue, &change)?;
+                    return Err(refusal.into());
+                }
                 Step::Zero { volume, from, to, then } => {
                     drop(turn);
                     self.work(&volume, &[&volume], "zero", deadline, |progress| {

@@ -99,14 +99,25 @@ fn begin(
         return Err(Refusal::AboveLimit { size, limit });
     }
     let free = situation.largest(wish.class, &wish.options)?;
-    let store = source.map_or(Extents::ZERO, |source| source.store_to_come(wish));
-    let wanted = size + store.bytes(group.extent);
+    let store = source.map_or(Extents::ZERO, |source| source.store_to_come(&wish.name));
+    let is_beside = wish.is_thick() && source.is_some_and(|source| source.group.name == group.name);
+    let wanted = if is_beside { size + store.bytes(group.extent) } else { size };
     if wanted > free {
-        // The snapshot for the copy is given up with it.
+        let refusal = Refusal::NoSpace { place: place(wish.class), free, wanted };
+        // The snapshot for the copy is given up with it. It may be what has taken the room: where a volume lies on several
+        // disks, one extent of a snapshot costs it more than one.
         return match source.and_then(|source| source.snapshot_for(&wish.name)) {
-            Some(path) => done_by(Change::remove(path)),
-            None => Err(Refusal::NoSpace { place: place(wish.class), free, wanted }),
+            Some(path) => do_next(Step::GiveUp(Change::remove(path), refusal)),
+            None => Err(refusal),
         };
+    }
+    if let Some(source) = source.filter(|source| !is_beside && store > source.group.to_be_had()) {
+        let bytes = |extents: Extents| extents.bytes(source.group.extent);
+        return Err(Refusal::NoSpace {
+            place: format!("volume group {}, in which the copy needs a snapshot,", source.group.name),
+            free: bytes(source.group.to_be_had()),
+            wanted: bytes(store),
+        });
     }
     let path = wish.path();
     let mut facts = wish.facts.clone();

@@ -107,14 +107,10 @@ impl<'a> Source<'a> {
             .map(|name| self.group.path(&name))
     }
 
-    /// The extents that a snapshot for the copy will take beside the volume's own.
-    pub(super) fn store_to_come(&self, wish: &Wish<'_>) -> Extents {
+    /// The extents of its group that a snapshot for the copy will take.
+    pub(super) fn store_to_come(&self, target: &LvName) -> Extents {
         let is_thick = matches!(self.volume.kind, Kind::Thick(_));
-        if is_thick
-            && self.group.name == wish.class.group
-            && self.snapshot_for(&wish.name).is_none()
-            && wish.is_thick()
-        {
+        if is_thick && self.snapshot_for(target).is_none() {
             return store(self.group, self.volume);
         }
         Extents::ZERO
