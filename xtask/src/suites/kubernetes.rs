@@ -7,10 +7,8 @@ mod by_hand;
 mod crashes;
 mod definitions;
 mod departure;
-mod no_room;
 mod outage;
 mod protection;
-mod refused;
 mod restored;
 mod scenarios;
 mod single;
@@ -55,9 +53,7 @@ fn roles(brief: bool, long: bool) -> Vec<Case> {
     let outage = if long { outage::LONG } else { outage::SHORT };
     let definitions = if brief { &[] } else { definitions::CASES };
     let scenarios = scenarios::of_three_nodes();
-    let cases =
-        [CASES, protection::CASES, bad_input::CASES, no_room::CASES, refused::CASES, departure::CASES];
-    [cases.concat(), scenarios, outage.to_vec(), definitions.to_vec()].concat()
+    [CASES, protection::CASES, bad_input::CASES, departure::CASES, &scenarios, outage, definitions].concat()
 }
 
 /// What is done in a cluster with one.
@@ -82,10 +78,8 @@ pub(crate) fn run(
     for (part, nodes, shape, cases) in
         [("roles", 3, Shape::Roles, &roles), ("single-node", 1, Shape::SingleNode, &single)]
     {
-        // Without these the kubelet does not tell what is wrong with a volume, and the scheduler does not prefer a node
-        // with more room.
-        let feature_gates =
-            ["CSIVolumeHealth=true", "StorageCapacityScoring=true"].map(str::to_owned).to_vec();
+        // Without it the kubelet does not tell what is wrong with a volume.
+        let feature_gates = vec!["CSIVolumeHealth=true".to_owned()];
         let options = Options {
             images: images.clone(),
             feature_gates,
