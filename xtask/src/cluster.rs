@@ -35,6 +35,9 @@ use crate::{process, progress};
 /// Conditions are awaited this long: emulated nodes are slow, and this machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(420);
 
+/// Where a kubelet has its directory, if nobody says otherwise.
+pub(crate) const KUBELET: &str = "/var/lib/kubelet";
+
 /// What a cluster shall be.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
@@ -46,12 +49,14 @@ pub(crate) struct Options {
     pub(crate) audit: bool,
     /// Container images that nodes get beside the lab's own, by file name in `/opt/lab/images`.
     pub(crate) images: Vec<String>,
+    /// The kubelets' directory.
+    pub(crate) kubelet: &'static str,
 }
 
 impl Options {
     /// A cluster of so many nodes.
     pub(crate) fn nodes(nodes: u8) -> Options {
-        Options { nodes, feature_gates: Vec::new(), audit: false, images: Vec::new() }
+        Options { nodes, feature_gates: Vec::new(), audit: false, images: Vec::new(), kubelet: KUBELET }
     }
 }
 
@@ -61,6 +66,7 @@ pub(crate) struct Cluster {
     authority: Authority,
     nodes: Vec<Node>,
     control_plane: Mutex<ControlPlane>,
+    kubelet: &'static str,
 }
 
 /// The administrator's way in, in the run's directory.
@@ -107,6 +113,7 @@ impl Cluster {
             authority,
             nodes,
             control_plane: Mutex::new(control_plane),
+            kubelet: options.kubelet,
         };
         step.note("waiting for nodes to be Ready");
         cluster.await_nodes().inspect_err(|_| cluster.collect_logs())?;
@@ -117,6 +124,11 @@ impl Cluster {
     /// Its nodes.
     pub(crate) fn nodes(&self) -> &[Node] {
         &self.nodes
+    }
+
+    /// The directory of its kubelets.
+    pub(crate) fn kubelet(&self) -> &'static str {
+        self.kubelet
     }
 
     /// Who signs its certificates.

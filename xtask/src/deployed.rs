@@ -9,7 +9,7 @@ use lab_protocol::disk::{Disk, GIB};
 
 use crate::cluster::images::{self, Image};
 use crate::cluster::programs::NodeFile;
-use crate::cluster::{Cluster, Node};
+use crate::cluster::{Cluster, KUBELET, Node};
 use crate::guest::Guest;
 use crate::{process, progress, workspace};
 
@@ -116,7 +116,7 @@ pub(crate) fn install(cluster: &Cluster, shape: Shape) -> Result<()> {
     for manifest in ["base", "admission", "operator-access"].iter().chain(parts) {
         let text = manifest_of(manifest)?;
         let socket = format!("args: [single-node, --csi-socket={CONTROLLER_SOCKET}]");
-        cluster.apply(&text.replace("args: [single-node]", &socket))?;
+        cluster.apply(&beside(cluster, &text.replace("args: [single-node]", &socket)))?;
     }
     step.note("nodes");
     for node in cluster.nodes() {
@@ -137,6 +137,15 @@ pub(crate) fn install(cluster: &Cluster, shape: Shape) -> Result<()> {
     })?;
     step.done();
     Ok(())
+}
+
+/// A manifest for kubelets that have their directory elsewhere: it is told, and mounted alike.
+fn beside(cluster: &Cluster, manifest: &str) -> String {
+    if cluster.kubelet() == KUBELET {
+        return manifest.to_owned();
+    }
+    let told = format!("args: [vgmanager, --kubelet-dir={}]", cluster.kubelet());
+    manifest.replace("args: [vgmanager]", &told).replace(KUBELET, cluster.kubelet())
 }
 
 /// StorageClasses as in TopoLVM's own end-to-end tests.
@@ -163,6 +172,16 @@ pub(crate) fn manifests() -> Result<()> {
 /// Offers something else on a node.
 pub(crate) fn configure(node: &Node, configuration: impl Into<String>) -> Result<()> {
     node.guest.put("/etc/topolvm/lvmd.yaml", 0o644, configuration.into())
+}
+
+/// Lets the node's part of lvms halt, in the middle of whatever it does.
+pub(crate) fn halt(node: &Node) -> Result<()> {
+    node.guest.script("pkill -STOP -f '^/lvms vgmanager'").run().map(drop)
+}
+
+/// Lets it go on.
+pub(crate) fn go_on(node: &Node) -> Result<()> {
+    node.guest.script("pkill -CONT -f '^/lvms vgmanager'").run().map(drop)
 }
 
 /// What a node tells of itself.

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube_core::{Resource, TypeMeta};
 use serde::{Deserialize, Serialize};
 
-use crate::names::{ADOPTS, RELEASED, UNUSED};
+use crate::names::{ADOPTS, NODE, ORPHANED, RELEASED, UNUSED};
 use crate::{Personality, Quantity};
 
 /// A volume or a snapshot.
@@ -95,6 +95,7 @@ impl LogicalVolume {
                 name: Some(spec.name.clone()),
                 finalizers: Some(vec![personality.volume_finalizer()]),
                 labels: Some([(key.to_owned(), value.to_owned())].into()),
+                annotations: Some([(NODE.to_owned(), spec.node_name.clone())].into()),
                 ..ObjectMeta::default()
             },
             spec,
@@ -134,17 +135,18 @@ impl LogicalVolume {
 
     /// Whether its LV may be removed: nothing in the cluster names it any more.
     pub fn is_released(&self) -> bool {
-        self.is_said_of_it(RELEASED)
+        !self.uid().is_empty() && self.annotation(RELEASED) == Some(self.uid())
     }
 
-    /// Whether its node has said that nobody has ever used its LV.
+    /// Whether its node has said that nobody has ever used its LV, since nobody wants it.
     pub fn is_unused(&self) -> bool {
-        self.is_said_of_it(UNUSED)
+        self.vouch().is_some_and(|vouch| self.annotation(UNUSED) == Some(&vouch))
     }
 
-    /// Whether an annotation is about this object, and not about one of its name that a backup was made of.
-    fn is_said_of_it(&self, key: &str) -> bool {
-        !self.uid().is_empty() && self.annotation(key) == Some(self.uid())
+    /// What its node writes if nobody has ever used its LV; `None` as long as somebody wants it.
+    pub fn vouch(&self) -> Option<String> {
+        let since = self.annotation(ORPHANED)?;
+        (!self.uid().is_empty()).then(|| format!("{}/{since}", self.uid()))
     }
 
     /// Why its node could not remove its LV, if it has said so.
@@ -214,6 +216,7 @@ mod tests {
                 "name": "pvc-1",
                 "finalizers": ["topolvm.cybozu.com/logicalvolume"],
                 "labels": {"app.kubernetes.io/created-by": "topolvm-controller"},
+                "annotations": {"lvms.io/node": "n1"},
             },
             "spec": {"name": "pvc-1", "nodeName": "n1", "size": "1023Mi", "deviceClass": "ssd"},
         });
@@ -240,8 +243,9 @@ mod tests {
     #[test]
     fn what_was_said_of_an_object_does_not_hold_for_one_restored_from_its_backup() {
         let mut volume = LogicalVolume::new(Personality::Topolvm, Spec::default());
-        let said = [RELEASED, UNUSED].map(|key| (key.to_owned(), "former".to_owned()));
-        volume.metadata.annotations = Some(said.into());
+        let said = [(RELEASED, "former"), (ORPHANED, "now"), (UNUSED, "former/now")];
+        volume.metadata.annotations =
+            Some(said.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
         assert!(!volume.is_released() && !volume.is_unused());
         volume.metadata.uid = Some("present".into());
         assert!(!volume.is_released() && !volume.is_unused());
@@ -250,6 +254,21 @@ mod tests {
         volume.metadata.annotations = Some([(RELEASED.to_owned(), String::new())].into());
         volume.metadata.uid = None;
         assert!(!volume.is_released(), "nothing is not a uid");
+    }
+
+    #[test]
+    fn what_was_said_before_somebody_wanted_it_again_says_nothing() {
+        let mut volume = LogicalVolume::new(Personality::Topolvm, Spec::default());
+        volume.metadata.uid = Some("uid".into());
+        let mut with = |orphaned: Option<&str>, unused: &str| {
+            let orphaned = orphaned.map(|since| (ORPHANED.to_owned(), since.to_owned()));
+            let all = orphaned.into_iter().chain([(UNUSED.to_owned(), unused.to_owned())]);
+            volume.metadata.annotations = Some(all.collect());
+            volume.is_unused()
+        };
+        assert!(with(Some("then"), "uid/then"));
+        assert!(!with(Some("now"), "uid/then"));
+        assert!(!with(None, "uid/then") && !with(None, "uid"));
     }
 
     #[test]

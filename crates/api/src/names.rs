@@ -10,6 +10,9 @@ pub const RELEASED: &str = "lvms.io/released";
 /// On a LogicalVolume: the claim it was made for, as `namespace/name`.
 pub const CLAIM: &str = "lvms.io/claim";
 
+/// On a LogicalVolume: the node that it was made for. TopoLVM's definition lets its spec be changed.
+pub const NODE: &str = "lvms.io/node";
+
 /// On a LogicalVolume: `Block` or `Filesystem`. A block volume is zeroed before anybody sees it.
 pub const VOLUME_MODE: &str = "lvms.io/volume-mode";
 
@@ -23,7 +26,8 @@ pub const PROGRESS: &str = "lvms.io/progress";
 /// anybody has ever used it.
 pub const ORPHANED: &str = "lvms.io/orphaned";
 
-/// On a LogicalVolume without claim: its node says that nobody has ever used it. Its value is the object's uid.
+/// On a LogicalVolume without claim: its node says that nobody has ever used it. Its value is the object's uid and that
+/// of [`ORPHANED`]: what was said before somebody wanted it again says nothing.
 pub const UNUSED: &str = "lvms.io/unused";
 
 /// Who made a LogicalVolume, as TopoLVM's node marks it.

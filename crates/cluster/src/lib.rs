@@ -3,6 +3,7 @@
 //! - [`connection`]: the way to the API server.
 //! - [`slim`]: objects of Kubernetes with the fields that are read, and no others.
 //! - [`store`]: the objects of one kind that are ours, kept up to date by one watch.
+//! - [`pages`]: all objects of a kind as the API itself has them.
 //! - [`work`]: names of what has to be looked at, each by one at a time, again after a while if it failed.
 //! - [`lease`]: who of several is the leader.
 //! - [`events`]: what people see in `kubectl describe`.
@@ -13,6 +14,7 @@ pub mod connection;
 mod crash;
 pub mod events;
 pub mod lease;
+pub mod pages;
 pub mod slim;
 pub mod store;
 pub mod work;

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::{self, Debug};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
@@ -47,10 +47,19 @@ impl fmt::Display for Key {
 /// Told of every change, with what was and what is.
 type Listener<K> = Box<dyn Fn(Option<&Arc<K>>, Option<&Arc<K>>) + Send + Sync>;
 
+/// Those who listen, and stop together.
+type Audience<K> = Mutex<Vec<Listener<K>>>;
+
 /// The objects of one kind that are ours.
 pub struct Store<K> {
+    shared: Arc<Shared<K>>,
+    audience: Arc<Audience<K>>,
+}
+
+/// What stores have in common that share their objects.
+struct Shared<K> {
     known: Mutex<Known<K>>,
-    listeners: Mutex<Vec<Listener<K>>>,
+    audiences: Mutex<Vec<Weak<Audience<K>>>>,
     complete: watch::Sender<bool>,
     /// Counts changes.
     changes: watch::Sender<u64>,
@@ -86,12 +95,34 @@ pub fn config() -> Config {
 
 impl<K> Default for Store<K> {
     fn default() -> Store<K> {
-        Store {
+        Store::of(Arc::new(Shared {
             known: Mutex::new(Known { objects: BTreeMap::new(), gone: VecDeque::new() }),
-            listeners: Mutex::default(),
+            audiences: Mutex::default(),
             complete: watch::Sender::new(false),
             changes: watch::Sender::new(0),
-        }
+        }))
+    }
+}
+
+impl<K> Store<K> {
+    fn of(shared: Arc<Shared<K>>) -> Store<K> {
+        let audience = Arc::default();
+        let mut audiences = lock(&shared.audiences);
+        audiences.retain(|one| one.strong_count() > 0);
+        audiences.push(Arc::downgrade(&audience));
+        drop(audiences);
+        Store { shared, audience }
+    }
+
+    /// The same objects, for others who listen: they can stop alone.
+    pub fn share(&self) -> Store<K> {
+        Store::of(Arc::clone(&self.shared))
+    }
+
+    /// Tells nobody any more who listens here. Who listens may hold what holds this store: nothing else lets that go.
+    pub fn hush(&self) {
+        let listeners = std::mem::take(&mut *lock(&self.audience));
+        drop(listeners);
     }
 }
 
@@ -105,7 +136,7 @@ where
 {
     /// An object.
     pub fn get(&self, key: &Key) -> Option<Arc<K>> {
-        lock(&self.known).objects.get(key).cloned()
+        lock(&self.shared.known).objects.get(key).cloned()
     }
 
     /// An object without a namespace.
@@ -115,23 +146,23 @@ where
 
     /// All that fulfil something.
     pub fn filter(&self, mut wanted: impl FnMut(&K) -> bool) -> Vec<Arc<K>> {
-        lock(&self.known).objects.values().filter(|object| wanted(object)).cloned().collect()
+        lock(&self.shared.known).objects.values().filter(|object| wanted(object)).cloned().collect()
     }
 
     /// The first that fulfils something.
     pub fn find(&self, mut wanted: impl FnMut(&K) -> bool) -> Option<Arc<K>> {
-        lock(&self.known).objects.values().find(|object| wanted(object)).cloned()
+        lock(&self.shared.known).objects.values().find(|object| wanted(object)).cloned()
     }
 
     /// All of them.
     pub fn all(&self) -> Vec<Arc<K>> {
-        lock(&self.known).objects.values().cloned().collect()
+        lock(&self.shared.known).objects.values().cloned().collect()
     }
 
     /// Who wants to be told of changes, and of all that is known already. It must not take long.
     pub fn listen(&self, listener: impl Fn(Option<&Arc<K>>, Option<&Arc<K>>) + Send + Sync + 'static) {
         // What changes meanwhile is told after this.
-        let mut listeners = lock(&self.listeners);
+        let mut listeners = lock(&self.audience);
         for object in self.all() {
             listener(None, Some(&object));
         }
@@ -141,12 +172,12 @@ where
     /// Waits until all objects that were there at first are known.
     pub async fn complete(&self) {
         // The sender lives as long as this store.
-        let _ = self.complete.subscribe().wait_for(|complete| *complete).await;
+        let _ = self.shared.complete.subscribe().wait_for(|complete| *complete).await;
     }
 
     /// Waits until the objects show something.
     pub async fn until<T>(&self, mut shown: impl FnMut(&Store<K>) -> Option<T>) -> T {
-        let mut changes = self.changes.subscribe();
+        let mut changes = self.shared.changes.subscribe();
         loop {
             if let Some(found) = shown(self) {
                 return found;
@@ -158,13 +189,13 @@ where
 
     /// Whether all objects that were there at first are known.
     pub fn is_complete(&self) -> bool {
-        *self.complete.borrow()
+        *self.shared.complete.borrow()
     }
 
     /// Puts an object in that the API has just answered with: the watch tells of it a moment later. If it has told
     /// already, of something later or of its end, that holds.
     pub fn answered(&self, object: K) {
-        let known = lock(&self.known);
+        let known = lock(&self.shared.known);
         let is_gone = object.meta().uid.as_ref().is_some_and(|uid| known.gone.contains(uid));
         if !is_gone {
             self.put(known, object);
@@ -186,7 +217,7 @@ where
 
     /// One that is not ours any more.
     fn take(&self, key: &Key) {
-        let before = lock(&self.known).objects.remove(key);
+        let before = lock(&self.shared.known).objects.remove(key);
         if before.is_some() {
             self.tell(before.as_ref(), None);
         }
@@ -194,7 +225,7 @@ where
 
     /// One that is gone.
     fn end(&self, key: &Key, uid: Option<&str>) {
-        let mut known = lock(&self.known);
+        let mut known = lock(&self.shared.known);
         known.gone.extend(uid.map(str::to_owned));
         while known.gone.len() > GONE {
             known.gone.pop_front();
@@ -209,10 +240,12 @@ where
     }
 
     fn tell(&self, before: Option<&Arc<K>>, now: Option<&Arc<K>>) {
-        for listener in lock(&self.listeners).iter() {
-            listener(before, now);
+        for audience in lock(&self.shared.audiences).iter().filter_map(Weak::upgrade) {
+            for listener in lock(&audience).iter() {
+                listener(before, now);
+            }
         }
-        self.changes.send_modify(|changes| *changes += 1);
+        self.shared.changes.send_modify(|changes| *changes += 1);
     }
 
     /// Follows a watch for ever; `keep` says which objects are ours.
@@ -253,7 +286,7 @@ where
                         self.end(&Key::of(object.as_ref()), object.meta().uid.as_deref());
                     }
                     listed.clear();
-                    self.complete.send_replace(true);
+                    self.shared.complete.send_replace(true);
                     pause = FIRST;
                 }
                 Event::Apply(object) => {
@@ -269,7 +302,10 @@ where
     fn apply(&self, mut object: K, keep: &Keep<K>) -> Option<Key> {
         object.meta_mut().managed_fields = None;
         if keep(&mut object) {
-            return Some(self.put(lock(&self.known), object));
+            let mut known = lock(&self.shared.known);
+            // A list that is older than it has ended it.
+            known.gone.retain(|gone| Some(gone) != object.meta().uid.as_ref());
+            return Some(self.put(known, object));
         }
         self.take(&Key::of(&object));
         None
@@ -405,12 +441,56 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_a_list_is_too_old_to_have_comes_back_and_is_answered_for_again() {
+        let store = Store::default();
+        fed(&store, vec![Ok(Event::Init)]).await;
+        // Made after the list was begun.
+        store.answered(node("a", "5"));
+        fed(&store, vec![Ok(Event::InitDone)]).await;
+        assert_eq!(names(&store), [""; 0]);
+        fed(&store, vec![Ok(Event::Apply(node("a", "5")))]).await;
+        store.answered(node("a", "6"));
+        assert_eq!(store.named("a").unwrap().metadata.resource_version.as_deref(), Some("6"));
+    }
+
+    #[tokio::test]
+    async fn who_shares_a_store_is_told_the_same_until_told_nothing_any_more() {
+        let store = Store::default();
+        let told = |store: &Store<Node>| {
+            let told = Arc::new(Mutex::new(Vec::new()));
+            let telling = Arc::downgrade(&told);
+            let held = Arc::clone(&told);
+            store.listen(move |_, now| {
+                let _held = &held;
+                lock(&telling.upgrade().unwrap()).extend(now.map(|node| node.name_any()));
+            });
+            told
+        };
+        let shared = store.share();
+        let (one, other) = (told(&store), told(&shared));
+        fed(&store, vec![Ok(Event::Apply(node("a", "1")))]).await;
+        shared.answered(node("b", "2"));
+        assert_eq!(
+            (lock(&one).clone(), lock(&other).clone()),
+            (vec!["a".into(), "b".into()], vec!["a".into(), "b".to_owned()])
+        );
+        shared.hush();
+        fed(&store, vec![Ok(Event::Apply(node("c", "3")))]).await;
+        assert_eq!((lock(&one).len(), lock(&other).len()), (3, 2));
+        assert_eq!(names(&shared), ["a", "b", "c"]);
+        assert_eq!(Arc::strong_count(&other), 1, "somebody holds what listened");
+        drop(shared);
+        let _another = store.share();
+        assert_eq!(lock(&store.shared.audiences).len(), 2);
+    }
+
+    #[tokio::test]
     async fn what_is_gone_is_not_remembered_for_ever() {
         let store = Store::default();
         let deleted = (0..GONE + 10).map(|number| Ok(Event::Delete(node(&number.to_string(), "1"))));
         fed(&store, deleted.collect()).await;
-        assert_eq!(lock(&store.known).gone.len(), GONE);
-        assert_eq!(lock(&store.known).gone.front().map(String::as_str), Some("10"));
+        assert_eq!(lock(&store.shared.known).gone.len(), GONE);
+        assert_eq!(lock(&store.shared.known).gone.front().map(String::as_str), Some("10"));
     }
 
     #[tokio::test(start_paused = true)]

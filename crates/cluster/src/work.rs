@@ -50,9 +50,10 @@ impl<K: Ord + Clone> Refusals<K> {
         Refusals { patience, until: Mutex::default() }
     }
 
-    /// Something was refused, perhaps not for the first time.
+    /// Something was refused, perhaps not for the first time. What nobody has asked for again long since is forgotten.
     pub fn refuse(&self, key: &K) {
         let mut until = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.retain(|_, (_, due)| due.elapsed() < self.patience.longest);
         let (times, due) = until.entry(key.clone()).or_insert((0, Instant::now()));
         *times = times.saturating_add(1);
         *due = Instant::now() + self.patience.after(*times);
@@ -375,6 +376,18 @@ mod tests {
         assert_eq!(refusals.rest(&"a"), Some(Duration::from_secs(2)));
         refusals.forget(&"a");
         assert_eq!(refusals.rest(&"a"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_asks_for_any_more_is_forgotten() {
+        let refusals = Refusals::new(PATIENCE);
+        refusals.refuse(&"a");
+        tokio::time::advance(PATIENCE.longest).await;
+        refusals.refuse(&"b");
+        assert_eq!(refusals.until.lock().unwrap().len(), 2);
+        tokio::time::advance(PATIENCE.longest).await;
+        refusals.refuse(&"c");
+        assert_eq!(refusals.until.lock().unwrap().keys().collect::<Vec<_>>(), [&"b", &"c"]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -32,6 +32,12 @@ pub fn is_not_found(error: &Error) -> bool {
     code(error) == Some(404)
 }
 
+/// Whether the API knows no such kind: its definition is gone. Of an object that is missing it says the name.
+fn is_unknown_kind(error: &Error) -> bool {
+    let Error::Api(status) = error else { return false };
+    status.code == 404 && status.details.as_ref().is_none_or(|details| details.name.is_empty())
+}
+
 /// Whether somebody else was quicker.
 pub fn is_conflict(error: &Error) -> bool {
     code(error) == Some(409)
@@ -51,9 +57,10 @@ fn is_unreachable(error: &Error) -> bool {
 }
 
 /// When to look again after a failure that passes by itself: somebody else was quicker, or the API is away. It must not
-/// be long: when the API is back, all that waits for it goes on. `None` for all other failures.
+/// be long: when the API is back, all that waits for it goes on. `None` for all other failures, among them that a
+/// definition is missing: somebody has to bring it back.
 pub fn passes(error: &Error) -> Option<Outcome> {
-    if is_conflict(error) || is_not_found(error) {
+    if is_conflict(error) || (is_not_found(error) && !is_unknown_kind(error)) {
         return Some(Outcome::After(Duration::from_secs(1)));
     }
     is_unreachable(error).then_some(Outcome::After(Duration::from_secs(3)))
@@ -207,15 +214,16 @@ mod tests {
 
     #[test]
     fn what_passes_by_itself_is_looked_at_again_soon_and_the_rest_is_a_failure() {
-        let answered = |code: u16| {
-            let status = kube::core::Status { code, ..kube::core::Status::default() };
-            passes(&Error::Api(Box::new(status)))
-        };
+        let said = |said: Value| passes(&Error::Api(Box::new(serde_json::from_value(said).unwrap())));
+        let answered = |code: u16| said(json!({"code": code, "details": {"name": "x"}}));
         let seconds = |number| Some(Outcome::After(Duration::from_secs(number)));
         assert_eq!([answered(404), answered(409)], [seconds(1), seconds(1)]);
         assert_eq!([answered(429), answered(500), answered(503)], [seconds(3), seconds(3), seconds(3)]);
         assert_eq!([answered(400), answered(403), answered(422)], [None, None, None]);
         assert_eq!(passes(&Error::ReadEvents(std::io::Error::other("gone"))), seconds(3));
+        // As it is told of a definition that is gone, by the API server and by one that is behind it.
+        assert_eq!(said(json!({"code": 404, "message": "404 page not found"})), None);
+        assert_eq!(said(json!({"code": 404, "reason": "NotFound", "details": {}})), None);
     }
 
     /// The code, without tests, of all that talks to a cluster, with its file.

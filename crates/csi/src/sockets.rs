@@ -7,7 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream as Connection};
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{Stream, StreamExt};
 
 /// Whether somebody still listens is looked at so often.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -68,6 +70,29 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600))?;
     fs::rename(&hidden, path)?;
     Ok(bound)
+}
+
+/// Connections of those who may speak to us. A socket's mode can be changed, and its descriptor be given away: the kernel
+/// says who has connected.
+pub fn connections(
+    listener: UnixListener,
+) -> impl Stream<Item = io::Result<Connection>> + Send + Unpin + 'static {
+    let ours = rustix::process::geteuid().as_raw();
+    UnixListenerStream::new(listener).filter(move |accepted| {
+        let Ok(connection) = accepted else { return true };
+        match connection.peer_cred() {
+            Ok(peer) if may_speak(peer.uid(), ours) => true,
+            peer => {
+                tracing::warn!(?peer, "somebody who is not root has connected: the connection is closed");
+                false
+            }
+        }
+    })
+}
+
+/// Who may: root, and who we are ourselves.
+fn may_speak(user: u32, ours: u32) -> bool {
+    user == 0 || user == ours
 }
 
 /// Waits until nobody listens at a path any more.
@@ -131,6 +156,21 @@ mod tests {
         assert!(bind(&file).unwrap_err().to_string().contains("is no socket"));
         assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
         fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn root_may_speak_to_us_and_so_may_we_and_nobody_else() {
+        assert!(may_speak(0, 0) && may_speak(0, 65532) && may_speak(65532, 65532));
+        assert!(!may_speak(1000, 0) && !may_speak(1000, 65532));
+    }
+
+    #[tokio::test]
+    async fn a_connection_of_ours_is_let_in() {
+        let path = std::env::temp_dir().join(format!("lvms-connections-{}.sock", std::process::id()));
+        let mut connections = connections(bind(&path).unwrap());
+        let _peer = UnixStream::connect(&path).unwrap();
+        connections.next().await.unwrap().unwrap();
+        remove(&path).unwrap();
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 //!
 //! lvm2 would be asked the same by a process that takes some ten milliseconds and a lock; this is one system call.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -347,6 +348,20 @@ pub struct Raid {
     pub action: String,
 }
 
+impl fmt::Display for Raid {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "images {}, {}", self.health, self.action)?;
+        if self.is_in_sync() { Ok(()) } else { write!(out, " {:.0} %", self.sync.percent().floor()) }
+    }
+}
+
+impl Raid {
+    /// Whether all images have the same bytes.
+    pub fn is_in_sync(&self) -> bool {
+        self.sync.used >= self.sync.total
+    }
+}
+
 impl Target {
     /// The state of a thin pool.
     pub fn pool(&self) -> Option<Pool> {
@@ -432,6 +447,9 @@ mod tests {
     fn raid_says_which_images_live() {
         let raid = target("raid", "raid1 2 AD 40960/40960 idle 0 0 -").raid().unwrap();
         assert_eq!((raid.health.as_str(), raid.action.as_str()), ("AD", "idle"));
+        assert_eq!(raid.to_string(), "images AD, idle");
+        let raid = target("raid", "raid1 2 Aa 40959/40960 recover 0 0 -").raid().unwrap();
+        assert_eq!((raid.to_string().as_str(), raid.is_in_sync()), ("images Aa, recover 99 %", false));
         assert_eq!(target("linear", "").raid(), None);
     }
 

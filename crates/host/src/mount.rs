@@ -124,7 +124,7 @@ pub enum BadFlag {
 }
 
 /// What the kernel keeps per mount.
-const OWN: [&str; 16] = [
+pub(crate) const OWN: [&str; 16] = [
     "ro",
     "rw",
     "nosuid",

@@ -16,7 +16,7 @@ use crate::names::{LvName, VgName, VolumePath};
 use crate::units::Bytes;
 
 /// What to do next.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Next {
     /// Nothing: all is as wished.
     Done,
@@ -27,12 +27,14 @@ pub enum Next {
 }
 
 /// One step.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Step {
     /// One command.
     Change(Change),
     /// A command that frees extents and one that takes them, with nothing between.
     Swap(Change, Change),
+    /// A command that takes back what was begun, and then this answer.
+    GiveUp(Change, Refusal),
     /// Zeros are written; then comes the command that says so.
     Zero {
         /// Where.
@@ -63,7 +65,7 @@ impl Step {
     /// The group whose metadata it changes.
     pub fn group(&self) -> VgName {
         match self {
-            Step::Change(change) | Step::Swap(_, change) => change.path().group,
+            Step::Change(change) | Step::Swap(_, change) | Step::GiveUp(change, _) => change.path().group,
             Step::Zero { then, .. } | Step::Copy { then, .. } => then.path().group,
         }
     }
@@ -118,6 +120,14 @@ pub enum Refusal {
          (vgextend --metadatasize) and set the small ones aside (pvchange --metadataignore y)"
     )]
     MetadataFull(VgName),
+    /// Somebody has closed the group.
+    #[error("volume group {group} takes no volumes: {reason}")]
+    GroupClosed {
+        /// Which.
+        group: VgName,
+        /// Why.
+        reason: &'static str,
+    },
     /// Disks of the group are not there.
     #[error(
         "volume group {group} lacks disks, or cannot read them: {}: nothing is changed in it until they are back",
@@ -171,6 +181,14 @@ pub enum Refusal {
         path: VolumePath,
         /// Where.
         target: PathBuf,
+    },
+    /// Somebody may be given the volume to use.
+    #[error("whether {path} is published cannot be seen: {reason}")]
+    PublishedUnseen {
+        /// Which.
+        path: VolumePath,
+        /// Why.
+        reason: String,
     },
     /// Snapshots would be lost with the volume.
     #[error("{path} has snapshots that would be lost with it: {}", names(snapshots))]

@@ -4,6 +4,7 @@
 //! the same host is bound from it, each with its own flags. What is mounted tells all; nothing else is remembered.
 
 mod publication;
+mod tools;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use std::time::Instant;
 use thiserror::Error;
 
 use self::publication::Publication;
+use crate::dm::{Raid, Target};
 use crate::facts::Facts;
 use crate::filesystem::{Content, Filesystem, NotMountable};
 use crate::lvm::inventory::{DeviceNumber, Kind};
@@ -107,6 +109,11 @@ pub enum PublishError {
     /// What is on it cannot be told.
     #[error(transparent)]
     Probe(#[from] ProbeError),
+    /// Somebody of us still does something to its filesystem, perhaps a driver that has been killed.
+    #[error(
+        "a tool still works on the filesystem of {0}: it is not cut off, and the same call goes on when it has ended"
+    )]
+    Busy(VolumePath),
     /// A tool failed.
     #[error("{0} failed on {1}")]
     Tool(&'static str, VolumePath, #[source] ProcessError),
@@ -127,10 +134,13 @@ fn system(what: &'static str, place: &Path) -> impl FnOnce(io::Error) -> Publish
     move |source| PublishError::System { what, place, source }
 }
 
+fn none(path: &VolumePath) -> volumes::Error {
+    Refusal::NoVolume(path.clone()).into()
+}
+
 /// A volume that may be made visible, with what is known of it.
 fn publishable<'a>(inventory: &'a Inventory, path: &VolumePath) -> Result<(&'a Volume, Facts), PublishError> {
-    let none = || volumes::Error::from(Refusal::NoVolume(path.clone()));
-    let volume = inventory.volume(path).ok_or_else(none)?;
+    let volume = inventory.volume(path).ok_or_else(|| none(path))?;
     let facts = Facts::of(volume);
     changeable(path, &facts).map_err(volumes::Error::from)?;
     if facts.is_unfinished(volume.size) {
@@ -167,8 +177,9 @@ impl Volumes<Linux> {
             inventory = self.inventory();
         }
         let (volume, facts) = publishable(&inventory, path)?;
+        let group = inventory.groups.get(&path.group).ok_or_else(|| none(path))?;
         let number = self.activated(path, deadline)?;
-        let publication = Publication { volumes: self, path, volume, facts, number, target, deadline };
+        let publication = Publication { volumes: self, path, group, volume, facts, number, target, deadline };
         match access {
             Access::Filesystem { kind, flags, read_only } => {
                 let flags = Flags::parse(flags, *read_only)?;
@@ -238,41 +249,54 @@ impl Volumes<Linux> {
         if let Some(mounted) = mounted
             && let Some(kind) = Filesystem::named(&mounted.filesystem)
         {
-            self.grow_mounted(path, kind, &mounts, mounted)?;
+            self.grow_mounted(path, kind, &mounts, mounted, None)?;
         }
         Ok(size)
     }
 
     /// Through a mount that may be written: growing is a change.
     fn grow_mounted(
-        &self,
+        self: &Arc<Self>,
         path: &VolumePath,
         kind: Filesystem,
         mounts: &[Mount],
         mounted: &Mount,
+        deadline: Option<Instant>,
     ) -> Result<(), PublishError> {
-        let linux = self.runner();
-        let device = Linux::device_path(path);
-        let size = linux.device_size(&device).map_err(system("measuring", &device))?;
-        let superblock = linux.superblock(&device, kind).map_err(system("reading", &device))?;
-        let is_smaller = superblock.is_none_or(|superblock| superblock.size + REMAINDER <= size);
+        if !self.is_smaller(path, kind)? {
+            return Ok(());
+        }
         let writable = mounts.iter().find(|mount| {
             mount.device == mounted.device && mount.filesystem == mounted.filesystem && !mount.is_read_only()
         });
-        if !is_smaller {
+        let Some(writable) = writable else { return Ok(()) };
+        let claim = self.claim(path, mounted.device, deadline)?;
+        // Whoever had it may have grown it.
+        if !self.is_smaller(path, kind)? {
             return Ok(());
         }
-        let Some(writable) = writable else { return Ok(()) };
-        let argv = kind.grow(&device.to_string_lossy(), &writable.target.to_string_lossy());
-        linux
-            .tool(argv)
-            .map_err(|error| PublishError::Tool("growing the filesystem", path.clone(), error))?;
-        if kind.must_be_written_out_when_grown()
-            && let Err(error) = self.in_turn(&path.group, || linux.write_out(path))
-        {
-            tracing::warn!(volume = %path, %error, "the grown filesystem cannot be written out at once");
-        }
-        Ok(())
+        let argv = kind.grow(&Linux::device_path(path).to_string_lossy(), &writable.target.to_string_lossy());
+        let volume = path.clone();
+        self.with_tools(path, "grow", &claim, deadline, move |volumes, claim| {
+            let linux = volumes.runner();
+            linux
+                .tool(claim, argv, &[0])
+                .map_err(|error| PublishError::Tool("growing the filesystem", volume.clone(), error))?;
+            if kind.must_be_written_out_when_grown()
+                && let Err(error) = volumes.in_turn(&volume.group, || linux.write_out(&volume))
+            {
+                tracing::warn!(volume = %volume, %error, "the grown filesystem cannot be written out at once");
+            }
+            Ok(())
+        })
+    }
+
+    /// Whether a filesystem could be larger.
+    fn is_smaller(&self, path: &VolumePath, kind: Filesystem) -> Result<bool, PublishError> {
+        let (linux, device) = (self.runner(), Linux::device_path(path));
+        let size = linux.device_size(&device).map_err(system("measuring", &device))?;
+        let superblock = linux.superblock(&device, kind).map_err(system("reading", &device))?;
+        Ok(superblock.is_none_or(|superblock| superblock.size + REMAINDER <= size))
     }
 
     /// The number of a volume's device, which is made if there is none.
@@ -308,9 +332,17 @@ impl Volumes<Linux> {
         let message = if abnormal {
             problems.join("; ")
         } else {
-            "volume is healthy and operating normally".to_owned()
+            let healthy = "volume is healthy and operating normally";
+            let syncing = self.syncing(path).map(|raid| format!("{healthy}; RAID {raid}"));
+            syncing.unwrap_or_else(|| healthy.to_owned())
         };
         Condition { abnormal, message }
+    }
+
+    /// The RAID whose images do not all have the same bytes yet.
+    fn syncing(&self, path: &VolumePath) -> Option<Raid> {
+        let device = self.runner().device(&path.mapper_name()).ok().flatten()?;
+        device.targets.iter().find_map(Target::raid).filter(|raid| !raid.is_in_sync())
     }
 
     fn problems(&self, path: &VolumePath) -> Vec<String> {
@@ -330,9 +362,9 @@ impl Volumes<Linux> {
             if device.suspended {
                 problems.push("its device is suspended".to_owned());
             }
-            for raid in device.targets.iter().filter_map(crate::dm::Target::raid) {
+            for raid in device.targets.iter().filter_map(Target::raid) {
                 if raid.health.contains('D') {
-                    problems.push(format!("RAID is degraded: images {}", raid.health));
+                    problems.push(format!("RAID is degraded: {raid}"));
                 }
             }
         }

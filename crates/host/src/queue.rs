@@ -24,7 +24,17 @@ struct State {
     /// What holds the queue up.
     stuck: Option<Stuck>,
     /// Long works that run.
-    jobs: usize,
+    bytes: usize,
+    tools: usize,
+}
+
+/// Kinds of long works. Each has places of its own: no pod waits for its filesystem as long as others copy.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Long {
+    /// Writes a volume's bytes: copies and zeros.
+    Bytes,
+    /// Makes, checks or grows a filesystem.
+    Tool,
 }
 
 /// A command that does not end.
@@ -64,7 +74,7 @@ pub enum NoTurn {
     TooLate,
 }
 
-/// At most so many long works at the same time in one group.
+/// At most so many long works of a kind at the same time in one group.
 const MOST_JOBS: usize = 2;
 
 /// Long works may wait for each other as long as that takes; a caller's own deadline ends only its waiting.
@@ -132,19 +142,26 @@ impl Queue {
         self.state().stuck.clone()
     }
 
-    /// Waits for one of the places for long works.
-    pub(crate) fn job(&self, deadline: Option<Instant>) -> Result<Job<'_>, NoTurn> {
+    /// Waits for one of the places for long works of a kind.
+    pub(crate) fn job(&self, kind: Long, deadline: Option<Instant>) -> Result<Job<'_>, NoTurn> {
         let deadline = deadline.unwrap_or_else(|| Instant::now() + LONG);
         let mut state = self.state();
-        while state.jobs >= MOST_JOBS {
+        while *state.running(kind) >= MOST_JOBS {
             state = self.wait(state, deadline).ok_or(NoTurn::TooLate)?;
         }
-        state.jobs += 1;
-        Ok(Job { queue: self })
+        *state.running(kind) += 1;
+        Ok(Job { queue: self, kind })
     }
 }
 
 impl State {
+    fn running(&mut self, kind: Long) -> &mut usize {
+        match kind {
+            Long::Bytes => &mut self.bytes,
+            Long::Tool => &mut self.tools,
+        }
+    }
+
     fn skip_left(&mut self) {
         while let Some(position) = self.left.iter().position(|number| *number == self.serving) {
             self.left.swap_remove(position);
@@ -172,11 +189,12 @@ impl Drop for Turn<'_> {
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
     queue: &'a Queue,
+    kind: Long,
 }
 
 impl Drop for Job<'_> {
     fn drop(&mut self) {
-        self.queue.state().jobs -= 1;
+        *self.queue.state().running(self.kind) -= 1;
         self.queue.moved.notify_all();
     }
 }
@@ -243,11 +261,14 @@ mod tests {
     }
 
     #[test]
-    fn two_long_works_run_and_a_third_waits() {
+    fn two_long_works_of_a_kind_run_and_a_third_waits() {
         let queue = Queue::default();
-        let (first, _second) = (queue.job(None).unwrap(), queue.job(None).unwrap());
-        assert_eq!(queue.job(Some(Instant::now())).unwrap_err(), NoTurn::TooLate);
+        let job = |kind| queue.job(kind, Some(Instant::now()));
+        let (first, _second) = (job(Long::Bytes).unwrap(), job(Long::Bytes).unwrap());
+        assert_eq!(job(Long::Bytes).unwrap_err(), NoTurn::TooLate);
+        let _tools = (job(Long::Tool).unwrap(), job(Long::Tool).unwrap());
+        assert_eq!(job(Long::Tool).unwrap_err(), NoTurn::TooLate);
         drop(first);
-        drop(queue.job(None).unwrap());
+        drop(job(Long::Bytes).unwrap());
     }
 }

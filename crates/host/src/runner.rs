@@ -5,6 +5,8 @@
 //! an effect happens elsewhere.
 
 mod archive;
+mod attach;
+mod claim;
 mod crash;
 mod device;
 mod following;
@@ -23,6 +25,7 @@ use crate::lvm::{Change, Failure, Inventory};
 use crate::names::{VgName, VolumePath};
 use crate::units::Bytes;
 
+pub use claim::Claim;
 pub use following::Following;
 pub use linux::{Linux, Options};
 pub(crate) use mounts::is_not_mounted;
@@ -31,6 +34,17 @@ pub use process::{Finished, Intent, ProcessError, Program};
 
 /// How far a long work has come: bytes done, of all.
 pub type Progress<'a> = &'a (dyn Fn(Bytes, Bytes) + Sync);
+
+/// How the device of a volume is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceState {
+    /// There is none: the volume is inactive.
+    Absent,
+    /// It leads to a disk that is gone, though that may be back as another device.
+    Orphaned,
+    /// It can be used.
+    Ready,
+}
 
 /// A host on which volumes can be made.
 pub trait Runner: Send + Sync + 'static {
@@ -54,6 +68,9 @@ pub trait Runner: Send + Sync + 'static {
 
     /// How a copy-on-write snapshot is; `None` while it is inactive.
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>>;
+
+    /// How the device of a volume is. LVM does not tell of it in the group's metadata.
+    fn device_state(&self, volume: &VolumePath) -> io::Result<DeviceState>;
 
     /// Whether somebody has the device of a volume open, or may at any time: it is published.
     fn is_open(&self, volume: &VolumePath) -> io::Result<bool>;
@@ -90,8 +107,15 @@ mod tests {
 
     /// What changes a host. Written so that this file does not name them.
     fn effects() -> Vec<String> {
-        let calls =
-            ["Command::new", "mount::mount", "mount::unmount", "mount_bind", "mount_remount", "fallocate"];
+        let calls = [
+            "Command::new",
+            "mount::mount",
+            "mount::unmount",
+            "mount_bind",
+            "mount_remount",
+            "move_mount",
+            "fallocate",
+        ];
         calls
             .iter()
             .map(|call| format!("{call}("))

@@ -9,12 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::dm::{Cow, Fill, Pool, PoolState};
+use crate::facts::Facts;
 use crate::lvm::inventory::{Area, Disk, Kind};
 use crate::lvm::{Change, Failure, Group, Inventory, Volume, model};
 use crate::names::{LvName, VgName, VolumePath};
-use crate::runner::{Progress, Runner};
+use crate::runner::{DeviceState, ProcessError, Progress, Runner};
 use crate::units::{Bytes, Extents};
 
 /// The simulated host.
@@ -26,13 +28,31 @@ pub struct Simulated {
 #[derive(Debug)]
 struct State {
     inventory: Inventory,
+    /// As it was before the last change.
+    previous: Inventory,
+    /// The next report tells that.
+    is_late: bool,
+    /// A disk is not seen by so many of the next looks.
+    hidden_disk: u32,
     /// What is in a volume: the name of the one who wrote it, or nothing for zeros.
     content: BTreeMap<VolumePath, Content>,
     /// After so many effects nothing works any more.
     effects_left: Option<u64>,
     hidden: u32,
+    /// A report on all groups comes too late.
+    late: bool,
+    /// In the middle of so many of the next copies, the snapshot that is read is lost.
+    overflows: u32,
+    /// Volumes whose devices lead to a disk that was pulled out and put back.
+    orphaned: BTreeSet<VolumePath>,
     /// Volumes that LVM cannot remove.
     kept: BTreeSet<VolumePath>,
+    /// Where all volumes are published, or why that cannot be seen.
+    published: Result<Option<PathBuf>, io::ErrorKind>,
+    /// Where all volumes are published as soon as LVM could not remove one.
+    published_then: Option<PathBuf>,
+    /// Groups of which a disk's cache may hold something.
+    unkept: BTreeSet<VgName>,
     /// What was done, for people.
     history: Vec<String>,
 }
@@ -46,6 +66,8 @@ pub enum Content {
     Zeros,
     /// Somebody's bytes.
     Of(String),
+    /// Some of each.
+    Mixed,
 }
 
 /// A group called `vg` with disks of so many extents of 4 MiB.
@@ -82,11 +104,20 @@ impl Simulated {
     pub fn new(group: Group) -> Simulated {
         let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
         let state = State {
+            previous: inventory.clone(),
+            is_late: false,
+            hidden_disk: 0,
             inventory,
             content: BTreeMap::new(),
             effects_left: None,
             hidden: 0,
+            late: false,
+            overflows: 0,
+            orphaned: BTreeSet::new(),
             kept: BTreeSet::new(),
+            published: Ok(None),
+            published_then: None,
+            unkept: BTreeSet::new(),
             history: Vec::new(),
         };
         Simulated { state: Mutex::new(state) }
@@ -108,7 +139,6 @@ impl Simulated {
                 tags: Vec::new(),
                 attributes: "twi-a-tz--".to_owned(),
                 active: true,
-                synced: None,
                 areas: Vec::new(),
             };
             group.volumes.insert(name.clone(), pool);
@@ -131,9 +161,62 @@ impl Simulated {
         self.state().hidden = looks;
     }
 
+    /// A disk of its group is not seen by so many of the next looks.
+    pub fn hide_disk(&self, looks: u32) {
+        self.state().hidden_disk = looks;
+    }
+
+    /// The next report tells what was before the last change: it was made then, and comes now.
+    pub fn tell_late(&self) {
+        self.state().is_late = true;
+    }
+
+    /// Somebody takes back the last change, with its sequence number.
+    pub fn go_back(&self) {
+        let mut state = self.state();
+        state.inventory = state.previous.clone();
+    }
+
+    /// A report on all groups comes too late: somebody holds the lock of one of them.
+    pub fn hold_up(&self) {
+        self.state().late = true;
+    }
+
+    /// In the middle of so many of the next copies, the snapshot that is read is lost.
+    pub fn overflow(&self, copies: u32) {
+        self.state().overflows = copies;
+    }
+
+    /// Somebody deactivates all volumes. The group's metadata is as it was.
+    pub fn deactivate(&self) {
+        for group in self.state().inventory.groups.values_mut().map(Arc::make_mut) {
+            group.volumes.values_mut().for_each(|volume| volume.active = false);
+        }
+    }
+
+    /// All disks are pulled out and put back, while volumes are active.
+    pub fn pull_disks(&self) {
+        let mut state = self.state();
+        let groups: Vec<Arc<Group>> = state.inventory.groups.values().cloned().collect();
+        for group in groups {
+            let active = group.volumes.values().filter(|volume| volume.active);
+            state.orphaned.extend(active.map(|volume| group.path(&volume.name)));
+        }
+    }
+
     /// LVM cannot remove this volume.
     pub fn keep_volume(&self, volume: VolumePath) {
         self.state().kept.insert(volume);
+    }
+
+    /// Where all volumes are published, or why that cannot be seen.
+    pub fn publish(&self, published: Result<Option<PathBuf>, io::ErrorKind>) {
+        self.state().published = published;
+    }
+
+    /// Where all volumes are published as soon as LVM could not remove one.
+    pub fn publish_after_failure(&self, target: PathBuf) {
+        self.state().published_then = Some(target);
     }
 
     /// What a volume holds.
@@ -156,6 +239,11 @@ impl Simulated {
                 volume.areas.clone_from(&other.areas);
             }
         }
+    }
+
+    /// Whether nothing would be lost with the power.
+    pub fn is_kept(&self) -> bool {
+        self.state().unkept.is_empty()
     }
 
     /// What was done so far.
@@ -185,6 +273,9 @@ impl State {
         let mut group = Group::clone(&before);
         model::apply(&mut group, change)?;
         group.seqno += model::increments(&before, change);
+        if change.is_written() {
+            self.unkept.insert(group.name.clone());
+        }
         settle(&before, &mut group, &path.volume);
         let source = match change {
             Change::SnapshotThin { origin, .. } | Change::SnapshotThick { origin, .. } => {
@@ -200,13 +291,30 @@ impl State {
             | Change::Deactivate { .. } => None,
         };
         self.content.extend(source.map(|content| (path.clone(), content)));
+        if matches!(change, Change::Deactivate { .. }) {
+            self.orphaned.retain(|path| group.volumes.get(&path.volume).is_some_and(|volume| volume.active));
+        }
         self.content.retain(|path, _| path.group != group.name || group.volumes.contains_key(&path.volume));
+        self.previous = self.inventory.clone();
         self.inventory.groups.insert(path.group, Arc::new(group));
         Ok(())
     }
 
+    /// A store that is full loses its snapshot, and nothing is written of that; a thin snapshot is removed by somebody.
+    fn lose(&mut self, snapshot: &VolumePath) -> Result<(), Failure> {
+        let group = self.inventory.groups.get_mut(&snapshot.group).map(Arc::make_mut);
+        match group.and_then(|group| group.volumes.get_mut(&snapshot.volume)) {
+            Some(volume) if matches!(volume.kind, Kind::Cow { .. }) => {
+                volume.attributes = "swi-I-s---".to_owned();
+                Ok(())
+            }
+            _ => self.apply(&Change::remove(snapshot.clone())),
+        }
+    }
+
     fn volume(&self, path: &VolumePath) -> io::Result<&Volume> {
         let volume = self.inventory.volume(path).filter(|volume| volume.active);
+        let volume = volume.filter(|_| !self.orphaned.contains(path));
         volume.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{path} is not active")))
     }
 }
@@ -230,7 +338,17 @@ fn place(group: &mut Group, disks: u64, extents: Extents) -> Vec<Area> {
 impl Runner for Simulated {
     fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure> {
         let mut state = self.state();
-        let mut inventory = state.inventory.clone();
+        if state.late && group.is_none() {
+            let limit = Duration::from_secs(60);
+            return Err(Failure::Process(ProcessError::TooSlow { program: "fullreport".to_owned(), limit }));
+        }
+        let mut inventory =
+            if std::mem::take(&mut state.is_late) { state.previous.clone() } else { state.inventory.clone() };
+        if state.hidden_disk > 0 {
+            state.hidden_disk -= 1;
+            let groups = inventory.groups.values_mut().map(Arc::make_mut);
+            groups.filter_map(|group| group.disks.first_mut()).for_each(|disk| disk.missing = true);
+        }
         if state.hidden > 0 {
             state.hidden -= 1;
             inventory.groups.clear();
@@ -260,6 +378,9 @@ impl Runner for Simulated {
             for volume in [&path.volume].into_iter().chain(others) {
                 let path = VolumePath { group: path.group.clone(), volume: volume.clone() };
                 if state.kept.contains(&path) {
+                    if let Some(target) = state.published_then.take() {
+                        state.published = Ok(Some(target));
+                    }
                     return Err(Failure::InUse(format!("Logical volume {path} in use.")));
                 }
             }
@@ -267,7 +388,10 @@ impl Runner for Simulated {
         state.apply(change)
     }
 
-    fn keep(&self, _: &Group) -> io::Result<()> {
+    fn keep(&self, group: &Group) -> io::Result<()> {
+        let mut state = self.state();
+        state.effect(|| format!("flush of {}", group.name)).map_err(io::Error::other)?;
+        state.unkept.remove(&group.name);
         Ok(())
     }
 
@@ -285,7 +409,17 @@ impl Runner for Simulated {
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>> {
         let state = self.state();
         let valid = Cow::Valid(Fill { used: 1, total: 100 });
-        Ok(state.inventory.volume(snapshot).filter(|volume| volume.active).map(|_| valid))
+        let how = |volume: &Volume| if volume.has_overflowed() { Cow::Invalid } else { valid };
+        Ok(state.inventory.volume(snapshot).filter(|volume| volume.active).map(how))
+    }
+
+    fn device_state(&self, volume: &VolumePath) -> io::Result<DeviceState> {
+        let state = self.state();
+        Ok(match state.inventory.volume(volume).filter(|volume| volume.active) {
+            None => DeviceState::Absent,
+            Some(_) if state.orphaned.contains(volume) => DeviceState::Orphaned,
+            Some(_) => DeviceState::Ready,
+        })
     }
 
     fn is_open(&self, _: &VolumePath) -> io::Result<bool> {
@@ -293,7 +427,7 @@ impl Runner for Simulated {
     }
 
     fn published(&self, _: &VolumePath) -> io::Result<Option<PathBuf>> {
-        Ok(None)
+        self.state().published.clone().map_err(io::Error::from)
     }
 
     fn unreadable(&self, _: &Group) -> Vec<String> {
@@ -333,11 +467,21 @@ impl Runner for Simulated {
         if length > source || length > target {
             return Err(io::Error::other("past the end"));
         }
+        let overflowed = || io::Error::other(format!("{from} has overflowed"));
+        if state.volume(from)?.has_overflowed() {
+            return Err(overflowed());
+        }
         let content = state.content.get(from).cloned().unwrap_or(Content::Dirt);
         let under = state.content.get(to).cloned().unwrap_or(Content::Dirt);
         // Zeros that are not written leave what was there.
-        let result = if content == Content::Zeros && !dirty { under } else { content };
-        state.content.insert(to.clone(), result);
+        let is_over_others = !dirty && under != Content::Zeros && under != content;
+        state.content.insert(to.clone(), if is_over_others { Content::Mixed } else { content });
+        let is_made_for_it = state.volume(from).is_ok_and(|volume| Facts::of(volume).temporary.is_some());
+        if state.overflows > 0 && is_made_for_it {
+            state.overflows -= 1;
+            state.lose(from).map_err(io::Error::other)?;
+            return Err(overflowed());
+        }
         progress(length, length);
         Ok(())
     }

@@ -25,8 +25,8 @@ use crate::names::{LvName, VgName, VolumePath};
 use crate::plan::capacity::{Situation, complete, without};
 use crate::plan::volume::{self, Wish};
 use crate::plan::{Next, Refusal, Step};
-use crate::queue::{NoTurn, Queue, Stuck};
-use crate::runner::Runner;
+use crate::queue::{Long, NoTurn, Queue, Stuck};
+use crate::runner::{DeviceState, Progress, Runner};
 use crate::units::Bytes;
 
 /// Why something was not done.
@@ -57,12 +57,20 @@ pub enum Error {
 /// A long work and how far it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Work {
-    /// `copy` or `zero`.
+    /// `copy` or `zero`, or what a tool does: `format`, `check` or `grow`. How far a tool is, it does not tell.
     pub what: &'static str,
     /// What is finished.
     pub done: Bytes,
     /// Of how much.
     pub all: Bytes,
+}
+
+/// What was written to a group since we began.
+#[derive(Debug, Default, Clone)]
+struct Written {
+    changes: u64,
+    /// So many of them, with all that was before, its disks have kept.
+    kept: Option<u64>,
 }
 
 /// More steps than any plan has.
@@ -76,6 +84,9 @@ pub struct Volumes<R> {
     runner: Arc<R>,
     queues: Mutex<BTreeMap<VgName, Arc<Queue>>>,
     known: watch::Sender<Arc<Inventory>>,
+    /// Groups of which something else may be true than is known, though the sequence number is the same.
+    doubtful: Mutex<BTreeSet<VgName>>,
+    written: Mutex<BTreeMap<VgName, Written>>,
     works: Mutex<BTreeMap<VolumePath, Work>>,
     /// Volumes whose removal somebody waits for, and that may go with others.
     leaving: Mutex<BTreeSet<VolumePath>>,
@@ -86,18 +97,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<R: Runner> Volumes<R> {
-    /// Looks at what is there. Devices of these groups that a killed command left suspended go on.
+    /// Looks at what is there. Devices of these groups that a killed command left suspended go on. If LVM does not answer
+    /// in time, as while a command holds the lock of one group, all are unknown until each is looked at by itself.
     pub fn open(runner: Arc<R>, groups: &[&VgName]) -> Result<Arc<Volumes<R>>, Error> {
         for group in groups {
             if let Err(error) = runner.recover(group) {
                 tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
             }
         }
-        let inventory = Arc::new(runner.inventory(None)?);
+        let inventory = match runner.inventory(None) {
+            Err(failure) if failure.is_of_the_moment() => {
+                tracing::warn!(%failure, "LVM does not answer in time: each volume group is looked at by itself");
+                Arc::default()
+            }
+            answer => Arc::new(answer?),
+        };
         Ok(Arc::new(Volumes {
             runner,
             queues: Mutex::default(),
             known: watch::Sender::new(inventory),
+            doubtful: Mutex::default(),
+            written: Mutex::default(),
             works: Mutex::default(),
             leaving: Mutex::default(),
         }))
@@ -191,7 +211,7 @@ impl<R: Runner> Volumes<R> {
     pub fn activate(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
         let groups = [path.group.clone()];
         let asked = Cell::new(false);
-        self.settle(path, &groups, false, deadline, |situation| {
+        self.approach(path, &groups, false, deadline, |situation| {
             situation.inventory.volume(path).ok_or_else(|| Refusal::NoVolume(path.clone()))?;
             if asked.replace(true) {
                 return Ok(Next::Done);
@@ -204,7 +224,7 @@ impl<R: Runner> Volumes<R> {
     pub(crate) fn renew(self: &Arc<Self>, path: &VolumePath, deadline: Option<Instant>) -> Result<(), Error> {
         let groups = [path.group.clone()];
         let steps = Cell::new(0);
-        self.settle(path, &groups, false, deadline, |situation| {
+        self.approach(path, &groups, false, deadline, |situation| {
             situation.inventory.volume(path).ok_or_else(|| Refusal::NoVolume(path.clone()))?;
             let path = path.clone();
             let change = match steps.replace(steps.get() + 1) {
@@ -238,7 +258,8 @@ impl<R: Runner> Volumes<R> {
         if let Err(error) = self.runner.recover(group) {
             tracing::debug!(group = %group, %error, "suspended devices could not be looked for");
         }
-        self.look(group)
+        self.look(group)?;
+        self.keep(group)
     }
 
     fn look_for_places(&self, group: &VgName) -> Result<(), Error> {
@@ -253,9 +274,9 @@ impl<R: Runner> Volumes<R> {
             return Ok(Bytes::ZERO);
         }
         let mut inventory = self.inventory();
-        // Where LVM has put what was made last is known only from LVM, and matters only to what lies on several disks.
-        let unplaced = inventory.groups.get(&class.group).is_some_and(|group| !group.placed);
-        if unplaced && Shape::of_options(options).disks > 1 {
+        // Where LVM has put what was made last is known only from LVM.
+        let several = Shape::of_options(options).disks > 1;
+        if inventory.groups.get(&class.group).is_some_and(|group| !group.is_placed_for(several)) {
             if let Err(error) = self.look_for_places(&class.group) {
                 tracing::warn!(group = %class.group, %error, "a volume group cannot be looked at");
                 return Ok(Bytes::ZERO);
@@ -285,9 +306,22 @@ impl<R: Runner> Volumes<R> {
         Arc::clone(lock(&self.queues).entry(group.clone()).or_default())
     }
 
+    /// Plans and does, until there is nothing to do, and that is kept.
+    fn settle(
+        self: &Arc<Self>,
+        path: &VolumePath,
+        groups: &[VgName],
+        places: bool,
+        deadline: Option<Instant>,
+        plan: impl Fn(Situation<'_>) -> Result<Next, Refusal>,
+    ) -> Result<(), Error> {
+        self.approach(path, groups, places, deadline, plan)?;
+        groups.iter().try_for_each(|group| self.keep(group))
+    }
+
     /// Plans and does, until there is nothing to do. `groups` are those that the plan looks at, `places` whether it
     /// must know which extents are taken. Each step is planned in its own group's turn: nobody of us changes it between.
-    fn settle(
+    fn approach(
         self: &Arc<Self>,
         path: &VolumePath,
         groups: &[VgName],
@@ -329,9 +363,13 @@ impl<R: Runner> Volumes<R> {
                     self.change(&queue, &first)?;
                     self.change(&queue, &second)?;
                 }
+                Step::GiveUp(change, refusal) => {
+                    self.change(&queue, &change)?;
+                    return Err(refusal.into());
+                }
                 Step::Zero { volume, from, to, then } => {
                     drop(turn);
-                    self.work(&queue, &volume, "zero", deadline, |progress| {
+                    self.work(&volume, &[&volume], "zero", deadline, |progress| {
                         self.runner.zero(&volume, from, to, progress)
                     })?;
                     let _turn = self.turn(&queue, &at, None)?;
@@ -340,11 +378,9 @@ impl<R: Runner> Volumes<R> {
                 }
                 Step::Copy { from, to, length, dirty, then } => {
                     drop(turn);
-                    let copied = self.work(&queue, &to, "copy", deadline, |progress| {
+                    self.work(&to, &[&from, &to], "copy", deadline, |progress| {
                         self.runner.copy(&from, &to, length, dirty, progress)
-                    });
-                    // Whether the snapshot that is read has overflowed, LVM knows.
-                    copied.inspect_err(|_| self.forget(&from.group))?;
+                    })?;
                     let _turn = self.turn(&queue, &at, None)?;
                     self.look(&at)?;
                     self.change(&queue, &then)?;
@@ -354,15 +390,42 @@ impl<R: Runner> Volumes<R> {
         Err(Error::Endless(path.clone()))
     }
 
+    /// Does a long work for a volume, on the devices of these.
     fn work(
+        self: &Arc<Self>,
+        volume: &VolumePath,
+        on: &[&VolumePath],
+        what: &'static str,
+        deadline: Option<Instant>,
+        act: impl FnOnce(Progress<'_>) -> io::Result<()>,
+    ) -> Result<(), Error> {
+        for path in on {
+            // Others may have taken it away, or its disk: neither is written in the group's metadata.
+            match self.runner.device_state(path) {
+                Ok(DeviceState::Absent) => self.activate(path, deadline)?,
+                Ok(DeviceState::Orphaned) => self.renew(path, deadline)?,
+                // The work itself tells what is wrong.
+                Ok(DeviceState::Ready) | Err(_) => {}
+            }
+        }
+        self.long(Long::Bytes, volume, what, deadline, act)?.map_err(|source| {
+            // Whether a snapshot that was read has overflowed, LVM knows.
+            on.iter().for_each(|path| self.forget(&path.group));
+            Error::Bytes { what: format!("{what} of {volume}"), source }
+        })
+    }
+
+    /// Does a long work in one of the places of its group.
+    pub(crate) fn long<T>(
         &self,
-        queue: &Queue,
+        kind: Long,
         volume: &VolumePath,
         what: &'static str,
         deadline: Option<Instant>,
-        act: impl FnOnce(crate::runner::Progress<'_>) -> io::Result<()>,
-    ) -> Result<(), Error> {
-        let _place = queue.job(deadline)?;
+        act: impl FnOnce(Progress<'_>) -> T,
+    ) -> Result<T, NoTurn> {
+        let queue = self.queue(&volume.group);
+        let _place = queue.job(kind, deadline)?;
         let began = Instant::now();
         let progress = |done: Bytes, all: Bytes| {
             lock(&self.works).insert(volume.clone(), Work { what, done, all });
@@ -370,7 +433,7 @@ impl<R: Runner> Volumes<R> {
         let done = act(&progress);
         lock(&self.works).remove(volume);
         tracing::info!(volume = %volume, what, seconds = began.elapsed().as_secs_f64(), "long work ended");
-        done.map_err(|source| Error::Bytes { what: format!("{what} of {volume}"), source })
+        Ok(done)
     }
 
     /// Makes one change, in its group's turn, and follows it.
@@ -381,7 +444,11 @@ impl<R: Runner> Volumes<R> {
         {
             complete(group)?;
         }
-        match self.runner.change(change) {
+        let changed = self.runner.change(change);
+        if change.is_written() {
+            lock(&self.written).entry(group.clone()).or_default().changes += 1;
+        }
+        match changed {
             Ok(()) => {
                 self.follow(&group, change);
                 if change.is_written() { self.keep(&group) } else { Ok(()) }
@@ -407,10 +474,19 @@ impl<R: Runner> Volumes<R> {
         }
     }
 
-    /// What is answered must outlive the loss of what disks have not written yet.
-    fn keep(&self, name: &VgName) -> Result<(), Error> {
+    /// What is answered must outlive the loss of what disks have not written yet, also if it was done before a flush
+    /// failed, or by a process that was killed before its own.
+    pub fn keep(&self, name: &VgName) -> Result<(), Error> {
         let Some(group) = self.inventory().groups.get(name).cloned() else { return Ok(()) };
+        let Written { changes, kept } = lock(&self.written).entry(name.clone()).or_default().clone();
+        if kept == Some(changes) {
+            return Ok(());
+        }
         let kept = self.runner.keep(&group);
-        kept.map_err(|source| Error::Bytes { what: format!("flush of the disks of {name}"), source })
+        kept.map_err(|source| Error::Bytes { what: format!("flush of the disks of {name}"), source })?;
+        let mut written = lock(&self.written);
+        let written = written.entry(name.clone()).or_default();
+        written.kept = written.kept.max(Some(changes));
+        Ok(())
     }
 }

@@ -1,10 +1,14 @@
 //! What others do is noticed, and snapshots are extended before they overflow.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lab_test::{GIB, Lab, Needs, Result, run};
 use lvms_host::attention;
-use lvms_host::desired::{Desired, lvmd};
+use lvms_host::desired::{Desired, DeviceClass, lvmd};
 use lvms_host::dm::{Control, PoolState};
 use lvms_host::facts::Facts;
 use lvms_host::lvm::inventory::Kind;
@@ -16,12 +20,20 @@ use lvms_host::volumes::Volumes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 fn desired() -> Result<Arc<Desired>> {
-    let read = lvmd::read("device-classes: [{name: thick, volume-group: vg, spare-gb: 0}]");
+    desired_by("[{name: thick, volume-group: vg, spare-gb: 0}]")
+}
+
+fn desired_by(classes: &str) -> Result<Arc<Desired>> {
+    let read = lvmd::read(&format!("device-classes: {classes}"));
     Ok(Arc::new(read.map_err(|mistakes| format!("{mistakes:?}"))?.desired))
 }
 
 fn start(lab: &Lab) -> Result<Arc<Volumes<Linux>>> {
     run("vgcreate", ["vg", lab.disk(0)])?;
+    follow()
+}
+
+fn follow() -> Result<Arc<Volumes<Linux>>> {
     let volumes = Volumes::open(Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?;
     let desired = desired()?;
     attention::follow(&volumes, move || Arc::clone(&desired))?;
@@ -30,6 +42,18 @@ fn start(lab: &Lab) -> Result<Arc<Volumes<Linux>>> {
 
 fn path(name: &str) -> Result<VolumePath> {
     Ok(VolumePath { group: VgName::parse("vg")?, volume: LvName::parse(name)? })
+}
+
+fn wish(class: &DeviceClass) -> Result<Wish<'_>> {
+    Ok(Wish {
+        name: LvName::parse("v")?,
+        class,
+        options: Vec::new(),
+        size: Bytes::mib(200),
+        limit: None,
+        facts: Facts { name: Some("v".into()), ..Facts::default() },
+        source: None,
+    })
 }
 
 fn what_an_administrator_does_is_noticed(lab: &Lab) -> Result {
@@ -51,32 +75,38 @@ fn a_snapshot_is_extended_before_it_overflows(lab: &Lab) -> Result {
     let volumes = start(lab)?;
     let desired = desired()?;
     let class = &desired.classes[0];
-    let facts = Facts { name: Some("v".into()), ..Facts::default() };
-    let wish = Wish {
-        name: LvName::parse("v")?,
-        class,
-        options: Vec::new(),
-        size: Bytes::mib(200),
-        limit: None,
-        facts,
-        source: None,
-    };
-    volumes.create(&wish, None)?;
+    volumes.create(&wish(class)?, None)?;
     let facts =
         Facts { name: Some("s".into()), snapshot: true, source: Some("v".into()), ..Facts::default() };
     volumes.snapshot(class, &path("v")?, &LvName::parse("s")?, &facts, None)?;
+    is_extended(lab, &volumes, &path("s")?)
+}
+
+fn a_snapshot_that_others_activate_is_extended_too(lab: &Lab) -> Result {
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    run("lvcreate", ["-qq", "-y", "-n", "v", "-L", "200m", "vg"])?;
+    run("lvcreate", ["-qq", "-y", "-s", "-n", "s", "-L", "40m", "vg/v"])?;
+    run("lvchange", ["-qq", "-y", "-an", "vg/v"])?;
+    let volumes = follow()?;
     let snapshot = path("s")?;
-    let store = || match volumes.inventory().volume(&snapshot).map(|volume| volume.kind.clone()) {
+    assert!(!volumes.inventory().volume(&snapshot).ok_or("no snapshot")?.active);
+    run("lvchange", ["-qq", "-ay", "vg/v"])?;
+    is_extended(lab, &volumes, &snapshot)
+}
+
+/// Writes more to the origin `v` than the first store of its snapshot holds.
+fn is_extended(lab: &Lab, volumes: &Volumes<Linux>, snapshot: &VolumePath) -> Result {
+    let store = || match volumes.inventory().volume(snapshot).map(|volume| volume.kind.clone()) {
         Some(Kind::Cow { store, .. }) => Some(store),
         _ => None,
     };
     let first = store().ok_or("no snapshot")?;
-    // More than the first store holds, in pieces that leave time to extend it.
+    // In pieces that leave time to extend it.
     for piece in 0..10 {
         let before = store().ok_or("no snapshot")?;
         let seek = format!("seek={}", piece * 10);
         run("dd", ["if=/dev/urandom", "of=/dev/vg/v", "bs=1M", "count=10", &seek, "oflag=direct"])?;
-        let fill = || match volumes.runner().cow(&snapshot) {
+        let fill = || match volumes.runner().cow(snapshot) {
             Ok(Some(lvms_host::dm::Cow::Valid(fill))) => Some(fill.percent()),
             _ => None,
         };
@@ -110,6 +140,46 @@ fn a_pool_that_is_out_of_room_is_told(lab: &Lab) -> Result {
     Ok(())
 }
 
+/// Stands for lvm2's program: a command that makes a volume in `a` waits while there is a file `hold`.
+const LVM: &str = r#"#!/bin/sh
+case "$*" in
+lvcreate*' a')
+    while [ -e /run/test/hold ]; do touch /run/test/held; sleep 0.1; done;;
+esac
+exec /sbin/lvm "$@"
+"#;
+
+fn a_group_in_which_a_command_hangs_keeps_nobody_from_noticing_others(lab: &Lab) -> Result {
+    run("vgcreate", ["a", lab.disk(0)])?;
+    run("vgcreate", ["b", lab.disk(1)])?;
+    let lvm = lab.state().join("lvm");
+    fs::write(&lvm, LVM)?;
+    fs::set_permissions(&lvm, fs::Permissions::from_mode(0o755))?;
+    let options = Options { lvm, change_limit: Duration::from_secs(3600), ..Options::default() };
+    let (a, b) = (VgName::parse("a")?, VgName::parse("b")?);
+    let volumes = Volumes::open(Arc::new(Linux::new(options)?), &[&a, &b])?;
+    let desired = desired_by(
+        "[{name: a, volume-group: a, spare-gb: 0, default: true}, {name: b, volume-group: b, spare-gb: 0}]",
+    )?;
+    let followed = Arc::clone(&desired);
+    attention::follow(&volumes, move || Arc::clone(&followed))?;
+    let wish = wish(&desired.classes[0])?;
+    fs::write("/run/test/hold", "")?;
+    std::thread::scope(|scope| -> Result {
+        let made = scope.spawn(|| volumes.create(&wish, None));
+        let noticed = || -> Result {
+            lab.wait_for("a command to hang", || Path::new("/run/test/held").exists().then_some(()))?;
+            run("lvcreate", ["-qq", "-y", "-n", "theirs", "-L", "8m", "b"])?;
+            let theirs = VolumePath { group: b.clone(), volume: LvName::parse("theirs")? };
+            lab.wait_for("the new volume", || volumes.inventory().volume(&theirs).map(drop))
+        };
+        let noticed = noticed();
+        fs::remove_file("/run/test/hold")?;
+        made.join().map_err(|_| "the call panicked")??;
+        noticed
+    })
+}
+
 fn device_mapper_says_that_something_has_happened(lab: &Lab) -> Result {
     run("vgcreate", ["vg", lab.disk(0)])?;
     run("lvcreate", ["-qq", "-y", "-n", "first", "-L", "4m", "vg"])?;
@@ -134,6 +204,8 @@ fn device_mapper_says_that_something_has_happened(lab: &Lab) -> Result {
 lab_test::main! {
     what_an_administrator_does_is_noticed: Needs::disks(1, GIB).guest(),
     a_snapshot_is_extended_before_it_overflows: Needs::disks(1, GIB).guest(),
+    a_snapshot_that_others_activate_is_extended_too: Needs::disks(1, GIB).guest(),
+    a_group_in_which_a_command_hangs_keeps_nobody_from_noticing_others: Needs::disks(2, GIB).guest(),
     a_pool_that_is_out_of_room_is_told: Needs::disks(1, GIB).guest(),
     device_mapper_says_that_something_has_happened: Needs::disks(1, GIB).guest(),
 }

@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lab_test::{Cut, GIB, Lab, MIB, Needs, Result, run};
+use lvms_host::desired::DeviceClass;
 use lvms_host::dm::{Cow, PoolState};
 use lvms_host::facts::Facts;
 use lvms_host::lvm::inventory::Kind;
@@ -12,7 +14,7 @@ use lvms_host::lvm::model::increments;
 use lvms_host::lvm::{Change, Failure, Group, metadata};
 use lvms_host::names::{LvName, Tag, VgName, VolumePath};
 use lvms_host::plan::volume::Wish;
-use lvms_host::runner::{Linux, Options, Runner};
+use lvms_host::runner::{Linux, Options, ProcessError, Program, Runner};
 use lvms_host::simulated::history::{Class, device_class};
 use lvms_host::units::{Bytes, Extents};
 use lvms_host::volumes::Volumes;
@@ -91,6 +93,54 @@ fn every_kind_of_volume_is_made_reported_and_removed(lab: &Lab) -> Result {
     let after = group(&linux)?;
     assert_eq!(after.free, before.free);
     assert!(after.volumes.keys().eq(before.volumes.keys()), "left are {:?}", after.volumes.keys());
+    Ok(())
+}
+
+fn a_report_that_cannot_be_killed_is_given_up(lab: &Lab) -> Result {
+    let linux = linux()?;
+    run("sh", ["-c", &format!("dmsetup create silent --table \"0 2048 linear {} 0\"", lab.disk(0))])?;
+    run("dmsetup", ["suspend", "silent"])?;
+    // Its read cannot be interrupted.
+    let words = ["dd", "if=/dev/mapper/silent", "of=/dev/null", "bs=4096", "count=1", "iflag=direct"];
+    let given_up = linux.run(&Program::looks(words, Duration::from_secs(1)));
+    let left = || run("sh", ["-c", "pgrep -x dd || true"]);
+    let still_runs = !left()?.is_empty();
+    run("dmsetup", ["resume", "silent"])?;
+    assert!(matches!(given_up, Err(ProcessError::TooSlow { .. })), "{given_up:?}");
+    assert!(still_runs, "it could be killed");
+    lab.wait_for("its end", || left().ok()?.is_empty().then_some(()))?;
+    run("dmsetup", ["remove", "silent"])?;
+    Ok(())
+}
+
+fn capacity_is_what_lvm_makes_whatever_is_closed(lab: &Lab) -> Result {
+    run("vgcreate", ["vg", lab.disk(0), lab.disk(1)])?;
+    let vg = VgName::parse("vg")?;
+    let volumes = Volumes::open(Arc::new(linux()?), &[&vg])?;
+    let class = DeviceClass { spare: Bytes::ZERO, ..device_class(Class::Linear) };
+    let capacity = || -> Result<u64> {
+        volumes.look_in_turn(&vg)?;
+        Ok(volumes.capacity(&class, &[]).unwrap_or_default().0)
+    };
+    let makes = |size: u64| {
+        let made = run("lvcreate", ["-qq", "-y", "-Wn", "-n", "try", "-L", &format!("{size}b"), "vg"]);
+        made.is_ok() && run("lvremove", ["-qq", "-y", "vg/try"]).is_ok()
+    };
+    let (disk, extent) = (lab.disk(1), 4 << 20);
+    let all = capacity()?;
+    for (close, open, closes) in [
+        (vec!["vgchange", "-xn", "vg"], vec!["vgchange", "-xy", "vg"], false),
+        (vec!["vgexport", "vg"], vec!["vgimport", "vg"], true),
+        (vec!["pvchange", "-xn", disk], vec!["pvchange", "-xy", disk], false),
+    ] {
+        run(close[0], &close[1..])?;
+        let now = capacity()?;
+        assert_eq!(now == 0, closes, "{close:?}: {now}");
+        assert_eq!(makes(now.max(extent)), !closes, "{close:?}");
+        assert!(!makes(now.max(extent) + extent), "{close:?}");
+        run(open[0], &open[1..])?;
+        assert_eq!(capacity()?, all, "{open:?}");
+    }
     Ok(())
 }
 
@@ -394,6 +444,8 @@ fn a_change_that_was_answered_outlives_the_loss_of_unflushed_writes(lab: &Lab) -
 lab_test::main! {
     a_change_that_was_answered_outlives_the_loss_of_unflushed_writes: Needs::disks(1, GIB).faults().without_udev().power_cut(),
     every_kind_of_volume_is_made_reported_and_removed: Needs::disks(2, GIB),
+    a_report_that_cannot_be_killed_is_given_up: Needs::disks(1, GIB).guest(),
+    capacity_is_what_lvm_makes_whatever_is_closed: Needs::disks(2, GIB),
     failures_of_lvm2_are_types: Needs::disks(1, GIB),
     volumes_go_together_and_one_that_is_in_use_keeps_no_other: Needs::disks(1, GIB),
     a_missing_disk_is_reported_and_refused_by_type: Needs::disks(2, GIB).hotplug(),

@@ -10,7 +10,7 @@ use lab_test::{Cut, Error, Fault, GIB, Lab, MIB, Needs, Result, fails, run};
 use lvms_host::desired::DeviceClass;
 use lvms_host::facts::Facts;
 use lvms_host::filesystem::{Filesystem, NotMountable};
-use lvms_host::mount::Difference;
+use lvms_host::mount::{self, Difference};
 use lvms_host::names::{LvName, VgName};
 use lvms_host::plan::Refusal;
 use lvms_host::publish::{Access, PublishError};
@@ -75,33 +75,56 @@ fn a_volume_grown_while_nobody_uses_it_is_grown_at_the_next_mount(lab: &Lab) -> 
 fn two_targets_of_one_volume_have_their_own_flags_in_any_order(lab: &Lab) -> Result {
     let engine = engine(lab)?;
     let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
-    let access =
-        |read_only| Access::Filesystem { kind: Filesystem::Ext4, flags: vec!["noatime".into()], read_only };
-    // Formatted by a first writer.
-    let first = publish(&engine, &volume, "first", &access(false))?;
+    let first = publish(&engine, &volume, "first", &filesystem(Filesystem::Ext4))?;
     fs::write(first.join("file"), "bytes")?;
     engine.unpublish("v", &first)?;
-    for order in [[true, false], [false, true]] {
-        let one = publish(&engine, &volume, "one", &access(order[0]))?;
-        let two = publish(&engine, &volume, "two", &access(order[1]))?;
-        for (target, read_only) in [(&one, order[0]), (&two, order[1])] {
-            assert_eq!(fs::read_to_string(target.join("file"))?, "bytes");
-            assert_eq!(
-                fs::write(target.join("new"), "x").is_err(),
-                read_only,
-                "{order:?} {}",
-                target.display()
-            );
+    let ways = [
+        (&["ro"][..], &["ro", "relatime"][..]),
+        (&[], &["rw", "relatime"]),
+        (&["ro", "noatime"], &["ro", "noatime"]),
+        (&["noatime"], &["rw", "noatime"]),
+        (
+            &["nosuid", "nodev", "noexec", "nodiratime"],
+            &["rw", "nosuid", "nodev", "noexec", "nodiratime", "relatime"],
+        ),
+        (&["strictatime", "nosymfollow"], &["rw", "nosymfollow"]),
+    ];
+    for (one_way, two_way) in ways.iter().flat_map(|one| ways.iter().map(move |two| (one, two))) {
+        for (at, (flags, told)) in [("one", one_way), ("two", two_way), ("one", one_way), ("two", two_way)] {
+            let (read_only, flags) = (flags.contains(&"ro"), flags.iter().filter(|flag| **flag != "ro"));
+            let flags = flags.map(|flag| (*flag).to_owned()).collect();
+            // The second time it is there already.
+            let at = publish(
+                &engine,
+                &volume,
+                at,
+                &Access::Filesystem { kind: Filesystem::Ext4, flags, read_only },
+            )?;
+            assert_eq!(own_options(&engine, &at)?, *told, "{one_way:?} {two_way:?} {}", at.display());
+            assert_eq!(fs::read_to_string(at.join("file"))?, "bytes");
+            assert_eq!(fs::write(at.join("new"), "x").is_err(), read_only, "{}", at.display());
         }
         // The one that mounted the device goes first; the other stays.
-        engine.unpublish("v", &one)?;
-        assert_eq!(fs::read_to_string(two.join("file"))?, "bytes");
-        publish(&engine, &volume, "one", &access(order[0]))?;
-        engine.unpublish("v", &two)?;
-        engine.unpublish("v", &one)?;
+        engine.unpublish("v", &target("one"))?;
+        assert_eq!(own_options(&engine, &target("two"))?, two_way.1);
+        engine.unpublish("v", &target("two"))?;
         assert!(!run("cat", ["/proc/mounts"])?.contains("vg-v"));
     }
+    let block = make(&engine, "block", false, Bytes::mib(8), true)?;
+    for read_only in [true, false] {
+        let at = publish(&engine, &block, "block", &Access::Block { read_only })?;
+        let access = if read_only { "ro" } else { "rw" };
+        assert_eq!(own_options(&engine, &at)?, [access, "relatime"]);
+        engine.unpublish("block", &at)?;
+    }
     Ok(())
+}
+
+/// The options of one mount, as the kernel tells them.
+fn own_options(engine: &Engine, target: &Path) -> Result<Vec<String>> {
+    let mounts = engine.runner().mounts()?;
+    let mounted = mount::at(&mounts, target).last().ok_or("nothing is mounted there")?;
+    Ok(mounted.options.clone())
 }
 
 fn differing_flags_and_occupied_targets_are_refused_by_name(lab: &Lab) -> Result {
@@ -466,6 +489,24 @@ fn ext4_is_checked_before_it_is_mounted_whoever_may_write(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_filesystem_that_is_mounted_in_another_namespace_is_mounted_again(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    // As a container does that outlives its pod.
+    let holder = "unshare --mount --propagation private sleep infinity >/dev/null 2>&1 & echo $!";
+    let holder = run("sh", ["-c", holder])?;
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    lab.wait_for("another namespace", || (namespace(&holder)? != namespace("self")?).then_some(()))?;
+    fs::write(at.join("file"), "bytes")?;
+    engine.unpublish("v", &at)?;
+    let again = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4));
+    run("kill", ["-9", &holder])?;
+    assert_eq!(fs::read_to_string(again?.join("file"))?, "bytes");
+    engine.unpublish("v", &at)?;
+    Ok(())
+}
+
 fn a_copy_has_its_own_identity_though_its_first_target_is_read_only(lab: &Lab) -> Result {
     let engine = engine(lab)?;
     for kind in Filesystem::ALL {
@@ -661,6 +702,7 @@ lab_test::main! {
     a_volume_of_ours_that_topolvm_formatted_and_filled_is_kept: Needs::disks(1, 2 * GIB).guest(),
     copies_of_mounted_volumes_are_mounted_beside_them: Needs::disks(1, 2 * GIB).guest(),
     ext4_is_checked_before_it_is_mounted_whoever_may_write: Needs::disks(1, GIB).guest(),
+    a_filesystem_that_is_mounted_in_another_namespace_is_mounted_again: Needs::disks(1, GIB).guest(),
     a_copy_has_its_own_identity_though_its_first_target_is_read_only: Needs::disks(1, GIB).guest(),
     nothing_is_written_to_a_read_only_volume_that_was_not_unmounted: Needs::disks(1, 2 * GIB).guest(),
     what_is_ambivalent_is_neither_mounted_nor_formatted: Needs::disks(1, 2 * GIB).guest(),

@@ -2,8 +2,11 @@
 
 mod stage;
 
+use std::cell::Cell;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use lab_test::{Cut, Disk, Fault, GIB, Lab, MIB, Needs, Result, run};
 use lvms_host::desired::DeviceClass;
@@ -14,7 +17,7 @@ use lvms_host::plan::Refusal;
 use lvms_host::publish::{Access, PublishError};
 use lvms_host::runner::{Intent, Linux, Options};
 use lvms_host::units::Bytes;
-use lvms_host::volumes;
+use lvms_host::volumes::{self, Volumes};
 use stage::*;
 
 const BLOCK: Access = Access::Block { read_only: false };
@@ -251,7 +254,113 @@ fn copies_of_metadata_are_pruned_and_those_of_others_are_not(lab: &Lab) -> Resul
     Ok(())
 }
 
+/// Stands for lvm2's program. While a file tells a number, a command that changes something is killed before its system
+/// call `ioctl` of that number, if it comes so far. What it then leaves suspended is noted.
+const KILLED: &str = r#"#!/bin/sh
+case "$1" in
+lvcreate | lvextend | lvremove)
+    if [ -e /run/test/kill ]; then
+        inject=inject=ioctl:signal=KILL:when=$(cat /run/test/kill)
+        strace -D -qq -o /run/test/trace -e trace=ioctl -e "$inject" lvm "$@" && exit
+        dmsetup info -c --noheadings -o name,suspended | grep ':Suspended$' > /run/test/left
+        kill -9 $$
+    fi;;
+esac
+exec lvm "$@"
+"#;
+
+fn suspended() -> Result<String> {
+    run("sh", ["-c", "dmsetup info -c --noheadings -o name,suspended | sed -n 's/:Suspended$//p'"])
+}
+
+/// Kills the command of a call at each of its steps. Whatever it had suspended goes on, and the same call succeeds.
+fn kill_at_each_step(
+    what: &str,
+    act: impl Fn() -> std::result::Result<(), volumes::Error>,
+    then: impl Fn() -> Result,
+) -> Result {
+    let mut suspending = 0;
+    for step in 1..1000 {
+        fs::write("/run/test/kill", step.to_string())?;
+        let killed = act();
+        fs::remove_file("/run/test/kill")?;
+        assert_eq!(suspended()?, "", "{what}, killed at step {step}");
+        if killed.is_ok() {
+            println!("== {what}: killed at {} steps, at {suspending} with a device suspended", step - 1);
+            assert!(suspending > 0);
+            return then();
+        }
+        assert!(matches!(killed, Err(volumes::Error::Lvm(_))), "{what}, killed at step {step}: {killed:?}");
+        suspending += usize::from(!fs::read_to_string("/run/test/left")?.is_empty());
+        act().map_err(|error| format!("{what}, killed at step {step} and repeated: {error}"))?;
+        then().map_err(|error| format!("{what}, killed at step {step} and repeated, and then: {error}"))?;
+    }
+    Err(format!("{what} has no end").into())
+}
+
+fn a_command_killed_at_any_step_leaves_nothing_suspended(lab: &Lab) -> Result {
+    engine(lab)?;
+    let lvm = lab.state().join("lvm");
+    fs::write(&lvm, KILLED)?;
+    fs::set_permissions(&lvm, fs::Permissions::from_mode(0o755))?;
+    let linux = Linux::new(Options { lvm, ..Options::default() })?;
+    let engine = Volumes::open(Arc::new(linux), &[&VgName::parse("vg")?])?;
+    for thin in [false, true] {
+        let name = if thin { "thin" } else { "thick" };
+        let (class, moment) = (class(thin)?, path("moment")?);
+        let origin = make(&engine, name, thin, Bytes::mib(16), false)?;
+        let facts = Facts { name: Some("s".into()), snapshot: true, ..Facts::default() };
+        let snapshot = || engine.snapshot(&class, &origin, &moment.volume, &facts, None).map(drop);
+        let remove = || engine.remove(&moment, None);
+        let is_snapshot = || -> Result {
+            assert_eq!(run("lvs", ["--noheadings", "-o", "origin", "vg/moment"])?, name);
+            Ok(remove()?)
+        };
+        kill_at_each_step(&format!("a {name} snapshot"), snapshot, is_snapshot)?;
+        if !thin {
+            snapshot()?;
+            kill_at_each_step("removal of a thick snapshot", remove, || Ok(snapshot()?))?;
+            remove()?;
+        }
+        let size = Cell::new(Bytes::mib(20));
+        let grow = || engine.grow(&class, &origin, size.get(), None).map(drop);
+        let has_grown = || -> Result {
+            let device = format!("/dev/vg/{name}");
+            assert_eq!(run("blockdev", ["--getsize64", &device])?, size.get().0.to_string());
+            size.set(size.get() + Bytes::mib(4));
+            Ok(())
+        };
+        kill_at_each_step(&format!("growth of a {name} volume"), grow, has_grown)?;
+    }
+    run("vgck", ["vg"])?;
+    Ok(())
+}
+
+fn a_disk_that_is_never_ours_and_never_answers_holds_nothing_up(lab: &Lab) -> Result {
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    // It had a group once: LVM has every reason to read it.
+    run("vgcreate", ["dead", lab.disk(1)])?;
+    run("mv", [lab.disk(1), "/dev/nbd0"])?;
+    fs::write("/proc/sys/vm/drop_caches", "3")?;
+    lab.fault(1, Fault::Delay { milliseconds: 3_600_000 })?;
+    let went = || -> Result {
+        let engine = open()?;
+        let volume = make(&engine, "v", false, Bytes::mib(64), true)?;
+        engine.grow(&class(false)?, &volume, Bytes::mib(96), None)?;
+        let at = publish(&engine, &volume, "v", &BLOCK)?;
+        engine.unpublish("v", &at)?;
+        engine.remove(&volume, None)?;
+        Ok(())
+    };
+    let went = went();
+    lab.fault(1, Fault::None)?;
+    run("mv", ["/dev/nbd0", lab.disk(1)])?;
+    went
+}
+
 lab_test::main! {
+    a_command_killed_at_any_step_leaves_nothing_suspended: Needs::disks(1, GIB).guest().rarely(),
+    a_disk_that_is_never_ours_and_never_answers_holds_nothing_up: Needs::disks(2, GIB / 4).faults().without_udev().guest(),
     a_volume_is_not_formatted_because_its_probe_failed: Needs::disks(1, GIB).faults().guest(),
     thin_clones_and_snapshots_have_no_activation_skip_flag: Needs::disks(1, GIB),
     a_copy_onto_dirty_extents_writes_zeros_too: Needs::disks(1, GIB).guest(),

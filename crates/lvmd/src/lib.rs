@@ -26,7 +26,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use lvms_csi::locks::Locks;
 use lvms_csi::sockets::{self, Owned};
 use lvms_csi::{Error, Kind};
 use lvms_host::desired::{Desired, DeviceClass};
@@ -35,7 +34,6 @@ use lvms_node::metrics::Metrics;
 use lvms_node::telemetry::Telemetry;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
@@ -70,7 +68,7 @@ impl Lvmd {
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<()> {
         let Lvmd { host, metrics, path, listener, socket } = self;
         let (end, ending) = watch::channel(false);
-        let volumes = volumes::Service { host: Arc::clone(&host), locks: Locks::default() };
+        let volumes = volumes::Service { host: Arc::clone(&host) };
         let groups = groups::Service { host, ending };
         tracing::warn!(
             socket = %path.display(),
@@ -88,7 +86,7 @@ impl Lvmd {
             .add_service(HealthServer::new(Well))
             .add_service(LvServiceServer::new(volumes))
             .add_service(VgServiceServer::new(groups))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
+            .serve_with_incoming_shutdown(sockets::connections(listener), stop);
         let served = tokio::select! {
             served = served => served,
             () = all_ended => Ok(()),

@@ -143,7 +143,6 @@ mod tests {
             tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
             attributes: "-wi-a-----".to_owned(),
             active: true,
-            synced: None,
             areas: Vec::new(),
         }
     }

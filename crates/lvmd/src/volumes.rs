@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use lvms_csi::locks::{Locks, deadline};
+use lvms_csi::locks::deadline;
 use lvms_csi::{Error, Kind};
 use lvms_host::desired::Desired;
 use lvms_host::facts::Facts;
@@ -33,19 +33,17 @@ use crate::told;
 /// Over the volumes of this host.
 pub(crate) struct Service {
     pub(crate) host: Arc<HostVolumes>,
-    /// One call at a time on one volume.
-    pub(crate) locks: Locks,
 }
 
 impl Service {
-    /// Does something to a volume while no other call does, to its end though the caller may leave.
+    /// Does something to a volume while no other call does, nor one by another protocol, to its end though the caller may leave.
     async fn alone<T: Send + 'static>(
         &self,
         name: &str,
         until: Instant,
         act: impl FnOnce(&Arc<Engine<Linux>>, &Desired) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Status> {
-        let held = self.locks.hold(name, until).await?;
+        let held = self.host.locks.hold(name, until).await?;
         let host = Arc::clone(&self.host);
         Ok(held.to_the_end(async move { host.blocking(act).await }).await?)
     }

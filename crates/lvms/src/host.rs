@@ -67,11 +67,6 @@ impl Arguments {
         shield(&engine, &desired);
         let followed = Arc::clone(&configuration);
         attention::follow(&engine, move || followed.desired())?;
-        for group in desired.groups() {
-            if !engine.inventory().groups.contains_key(group) {
-                tracing::warn!(group = %group, "there is no such volume group: its classes have no capacity");
-            }
-        }
         Ok(Host { volumes: Arc::new(HostVolumes::new(engine, configuration)), _alone: alone })
     }
 

@@ -5,14 +5,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use lvms_csi::locks::Locks;
 use lvms_csi::proto::controller_server::ControllerServer;
 use lvms_csi::proto::identity_server::IdentityServer;
 use lvms_csi::proto::node_server::NodeServer;
 use lvms_csi::{Controller, Identity, Node, sockets};
 use lvms_node::metrics::Metrics;
 use lvms_node::telemetry::Telemetry;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::host::{self, Host};
@@ -66,7 +64,7 @@ async fn serve(options: &Options, socket: &Path, host: &Host) -> Result<()> {
     serving::health(options.metrics_bind_address, || true, figures).await?;
     host.attend();
     let listener = sockets::bind(socket).context("--endpoint")?;
-    let locks = Arc::new(Locks::default());
+    let locks = Arc::clone(&host.volumes.locks);
     let topology = (format!("topology.{}/node", options.driver_name), name.clone());
     let identity =
         Identity { name: options.driver_name.clone(), version: env!("CARGO_PKG_VERSION").to_owned() };
@@ -86,7 +84,7 @@ async fn serve(options: &Options, socket: &Path, host: &Host) -> Result<()> {
         .add_service(IdentityServer::new(identity))
         .add_service(ControllerServer::new(controller))
         .add_service(NodeServer::new(node))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
+        .serve_with_incoming_shutdown(sockets::connections(listener), stop);
     let served = async {
         tokio::select! {
             served = served => Ok(served?),

@@ -250,7 +250,7 @@ fn a_pod_killed_in_the_middle_of_a_snapshot_leaves_nothing_suspended(lab: &Lab) 
     let driver = std::thread::scope(|scope| -> Result<Driver> {
         let starting = scope.spawn(|| start(lab, "180"));
         let seen = lab.wait_for("the next driver to see it", || {
-            fs::read_to_string(&log).ok()?.contains("what it has suspended is left to it").then_some(())
+            fs::read_to_string(&log).ok()?.contains("what it has begun is left to it").then_some(())
         });
         let still = suspended();
         stopped.go_on()?;
@@ -261,6 +261,34 @@ fn a_pod_killed_in_the_middle_of_a_snapshot_leaves_nothing_suspended(lab: &Lab) 
     assert!(driver.client.snapshot("moment", &origin)?.ready_to_use);
     assert_eq!(suspended()?, "");
     assert!(!stopped.runs());
+    Ok(())
+}
+
+fn a_driver_starts_while_a_command_hangs_and_serves_the_other_groups(lab: &Lab) -> Result {
+    run("vgcreate", ["a", lab.disk(0)])?;
+    run("vgcreate", ["b", lab.disk(1)])?;
+    let driver = start(lab, "180")?;
+    let second = driver.connect()?;
+    let origin = make(&driver.client, "origin", "a")?;
+    let elsewhere = make(&driver.client, "elsewhere", "b")?;
+    fs::write("/run/test/slow", "")?;
+    let stopped = std::thread::scope(|scope| -> Result<Stopped> {
+        let call = scope.spawn(|| second.snapshot("moment", &origin));
+        let stopped = Stopped::wait(lab, &device("a", &origin))?;
+        drop(driver);
+        assert!(call.join().map_err(|_| "the call panicked")?.is_err());
+        Ok(stopped)
+    })?;
+    let driver = start(lab, "180")?;
+    let client = &driver.client;
+    assert!(stopped.runs());
+    others_go_on(client)?;
+    client.delete(&elsewhere)?;
+    // Nothing is known of its group, and least of all that it is gone.
+    assert!(client.delete(&origin).is_err());
+    stopped.go_on()?;
+    lab.wait_for("the group to be known", || client.snapshot("moment", &origin).ok())?;
+    assert_eq!(suspended()?, "");
     Ok(())
 }
 
@@ -355,6 +383,7 @@ lab_test::main! {
     a_command_that_hangs_with_a_device_suspended_is_told_and_others_go_on: Needs::disks(2, GIB / 2).guest(),
     a_command_killed_with_a_device_suspended_leaves_nothing_suspended: Needs::disks(2, GIB / 2).guest(),
     a_pod_killed_in_the_middle_of_a_snapshot_leaves_nothing_suspended: Needs::disks(2, GIB / 2).guest(),
+    a_driver_starts_while_a_command_hangs_and_serves_the_other_groups: Needs::disks(2, GIB / 2).guest(),
     two_drivers_share_a_group: Needs::disks(2, GIB / 2).guest(),
     an_administrator_works_in_the_same_group_meanwhile: Needs::disks(3, GIB / 2).guest(),
 }

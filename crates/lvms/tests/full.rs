@@ -279,7 +279,57 @@ fn on_a_host_with_dmeventd_pools_and_snapshots_are_extended_by_the_hosts_policy(
     Ok(())
 }
 
+/// The control group that stands for the driver's pod.
+const POD: &str = "/sys/fs/cgroup/pod";
+
+fn whoever_comes_after_a_killed_pod_watches_pools_and_stores_where_no_dmeventd_runs(lab: &Lab) -> Result {
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-L", "48m", "vg"])?;
+    let start = || Driver::start(lab, &format!("{THICK}{THIN}"), &[]);
+    let mut driver = start()?;
+    fs::create_dir_all(POD)?;
+    fs::write(format!("{POD}/cgroup.procs"), driver.running.process.id().to_string())?;
+    let client = &driver.client;
+    let thin = client.create("thin", "thin", 200 * MIB, Access::Block, None)?.volume_id;
+    let origin = client.create("origin", "thick", 200 * MIB, Access::Block, None)?.volume_id;
+    let before = checksum(&device("vg", &origin))?;
+    let snapshot = client.snapshot("moment", &origin)?.snapshot_id;
+    fs::write(format!("{POD}/cgroup.kill"), "1")?;
+    driver.running.process.wait()?;
+    fs::remove_dir(POD)?;
+
+    let driver = start()?;
+    let client = &driver.client;
+    let field = |field: &str| -> Result<f64> {
+        let path = format!("vg/{snapshot}");
+        Ok(run("lvs", ["--noheadings", "--nosuffix", "--units", "m", "-o", field, &path])?.parse()?)
+    };
+    let first = field("lv_size")?;
+    // More than the first store holds, in pieces that leave time to extend it.
+    for piece in 0..10 {
+        let (to, seek) = (format!("of={}", device("vg", &origin).display()), format!("seek={}", piece * 10));
+        run("dd", ["if=/dev/urandom", &to, "bs=1M", "count=10", &seek, "oflag=direct"])?;
+        lab.wait_for("the store to have room", || (field("snap_percent").ok()? < 70.0).then_some(()))?;
+    }
+    assert!(field("lv_size")? > first && is_ready(client, &snapshot)?);
+    let from = Source::Snapshot(snapshot.clone());
+    let restored = client.create("restored", "thick", 200 * MIB, Access::Block, Some(&from))?.volume_id;
+    assert_eq!(checksum(&device("vg", &restored))?, before);
+    write_zeros(&device("vg", &thin), 46)?;
+    let more = client.create("more", "thin", 8 * MIB, Access::Block, None);
+    refused(more, Code::ResourceExhausted, &["thin pool vg/pool", "data 9", "lvextend"]);
+    let processes = run("ps", ["-eo", "comm"])?;
+    assert!(!processes.contains("dmeventd"), "a daemon was started: {processes}");
+    for id in [&restored, &thin] {
+        client.delete(id)?;
+    }
+    client.delete_snapshot(&snapshot)?;
+    client.delete(&origin)?;
+    Ok(())
+}
+
 lab_test::main! {
+    whoever_comes_after_a_killed_pod_watches_pools_and_stores_where_no_dmeventd_runs: Needs::disks(1, GIB).guest(),
     on_a_host_with_dmeventd_pools_and_snapshots_are_extended_by_the_hosts_policy: Needs::disks(1, GIB).dmeventd(),
     a_pool_whose_data_is_full_is_told_and_goes_on_when_it_is_extended: Needs::disks(1, GIB).guest(),
     a_pool_whose_metadata_is_full_is_told_and_goes_on_when_it_is_extended: Needs::disks(1, 10 * GIB).guest(),

@@ -6,9 +6,10 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
-use driver::{Driver, MIB, PROGRAM, device, refused};
-use lab_csi::{Code, Status};
+use driver::{Driver, HeldTool, MIB, PROGRAM, device, refused};
+use lab_csi::{Access, Code, Status};
 use lab_test::{GIB, Lab, Needs, Result, run};
 use lvms_lvmd::health::HealthCheckRequest;
 use lvms_lvmd::health::health_check_response::ServingStatus;
@@ -316,7 +317,33 @@ fn the_socket_of_lvmd_is_roots_and_neither_stolen_nor_left(lab: &Lab) -> Result 
     Ok(())
 }
 
+fn a_volume_on_which_csi_works_is_left_alone(lab: &Lab) -> Result {
+    let driver = start(lab, &["--lvmd-protocol"])?;
+    let lvmd = Client::connect()?;
+    let ext4 = Access::Filesystem("ext4");
+    let id = driver.client.create("v", "thick", 64 * MIB, ext4, None)?.volume_id;
+    let target = lab.state().join("at");
+    let tool = HeldTool::hold("mkfs.ext4")?;
+    let publisher = driver.connect()?;
+    std::thread::scope(|scope| -> Result {
+        let published = scope.spawn(|| publisher.publish(&id, &target, ext4));
+        lab.wait_for("the tool to begin", || (tool.begun() == 1).then_some(()))?;
+        let mut request =
+            tonic::Request::new(RemoveLvRequest { name: id.clone(), device_class: "thick".into() });
+        request.set_timeout(Duration::from_secs(20));
+        let removed = lvmd.volumes(async |mut service| service.remove_lv(request).await);
+        refused(removed, Code::Aborted, &["another call is busy with", &id]);
+        tool.let_go()?;
+        published.join().map_err(|_| "the thread panicked")??;
+        Ok(())
+    })?;
+    driver.client.unpublish(&id, &target)?;
+    driver.client.delete(&id)?;
+    Ok(())
+}
+
 lab_test::main! {
+    a_volume_on_which_csi_works_is_left_alone: Needs::disks(1, GIB).guest(),
     volumes_live_by_lvmds_protocol_as_with_lvmd: Needs::disks(1, GIB).guest(),
     what_lvmd_refuses_is_refused_with_its_codes_and_changes_nothing: Needs::disks(1, GIB).guest(),
     the_socket_of_lvmd_is_roots_and_neither_stolen_nor_left: Needs::disks(1, GIB).guest(),

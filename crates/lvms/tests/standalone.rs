@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use lab_csi::proto::volume_capability::access_mode::Mode;
-use lab_csi::{Access, Client, Code, Driver, Status, proto};
+use lab_csi::{Access, Client, Code, Driver, Source, Status, proto};
 use lab_test::{GIB, Lab, Needs, Result, run};
 
 /// Where the lab puts the driver.
@@ -138,6 +138,8 @@ fn a_changed_configuration_takes_effect_and_a_wrong_one_is_told(lab: &Lab) -> Re
         "topolvm_thinpool_size_bytes{node=\"here\",device_class=\"thin\"} 314572800.0",
         "topolvm_thinpool_data_percent{node=\"here\",device_class=\"thin\"} 0.0",
         "topolvm_thinpool_overprovisioned_available{node=\"here\",device_class=\"thin\"} 629145600.0",
+        "lvms_thinpool_chunk_bytes{node=\"here\",device_class=\"thin\"} 65536.0",
+        "lvms_thinpool_metadata_size_bytes{node=\"here\",device_class=\"thin\"} 4194304.0",
         "lvms_csi_call_seconds_count{method=\"GetCapacity\",code=\"0\"}",
     ] {
         assert!(told.contains(figure), "{figure} is not in\n{told}");
@@ -195,7 +197,106 @@ fn a_volume_deleted_while_it_is_made_leaves_nothing(lab: &Lab) -> Result {
     Ok(())
 }
 
+/// LVM sees no disk any more, though all of them are there.
+fn hide_all_disks() -> Result<String> {
+    let policy = fs::read_to_string("/etc/lvm/lvm.conf")?;
+    fs::write("/etc/lvm/lvm.conf", format!("{policy}\ndevices {{ global_filter = [ \"r|.*|\" ] }}\n"))?;
+    Ok(policy)
+}
+
+fn a_volume_whose_group_is_not_found_is_not_taken_for_gone(lab: &Lab) -> Result {
+    let (driver, client) = start(lab)?;
+    let id = client.create("hidden", "thick", 64 << 20, Access::Block, None)?.volume_id;
+    let snapshot = client.snapshot("moment", &id)?.snapshot_id;
+    let refused = Expected(Code::FailedPrecondition, "volume group vg");
+    let policy = hide_all_disks()?;
+    let other = "b5a6cf0e-6a1e-4f0c-9a5e-0a3c1d5f9b11";
+    // One driver knows them from before, and the next has never seen them.
+    expect("known snapshot", client.delete_snapshot(&snapshot), &refused);
+    expect("known volume", client.delete(&id), &refused);
+    expect("never known", client.delete(other), &refused);
+    drop((driver, client));
+    let driver = Driver::start(&mut command(), Path::new(SOCKET))?;
+    let client = driver.connect()?;
+    expect("snapshot, at first", client.delete_snapshot(&snapshot), &refused);
+    expect("volume, at first", client.delete(&id), &refused);
+    fs::write("/etc/lvm/lvm.conf", policy)?;
+    let there = run("lvs", ["--noheadings", "-o", "lv_name", "vg"])?;
+    assert!(there.contains(&id) && there.contains(&snapshot), "{there}");
+    client.delete(other)?;
+    client.delete_snapshot(&snapshot)?;
+    client.delete(&id)?;
+    assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name", "vg"])?, "pool");
+    Ok(())
+}
+
+fn what_a_newer_version_made_is_left_alone(lab: &Lab) -> Result {
+    let (_driver, client) = start(lab)?;
+    for (class, access) in [("thick", Access::Filesystem("ext4")), ("thin", Access::Block)] {
+        let id = client.create(class, class, 64 << 20, access, None)?.volume_id;
+        let volume = format!("vg/{id}");
+        run("lvchange", ["-qq", "--addtag", "lvms.io/format=2", &volume])?;
+        let (before, newer) = (state()?, Expected(Code::FailedPrecondition, "newer lvms"));
+        let target = Path::new("/run/test/newer");
+        let source = Source::Volume(id.clone());
+        expect("delete", client.delete(&id), &newer);
+        expect("grow", client.grow(&id, 96 << 20, access, None), &newer);
+        expect("publish", client.publish(&id, target, access), &newer);
+        expect("snapshot", client.snapshot("moment", &id), &newer);
+        expect("clone", client.create("copy", class, 64 << 20, access, Some(&source)), &newer);
+        assert!(!target.exists());
+        assert_eq!(state()?, before);
+        run("lvchange", ["-qq", "--deltag", "lvms.io/format=2", &volume])?;
+        client.delete(&id)?;
+    }
+    Ok(())
+}
+
+/// Puts other programs where the host has its own, and becomes the driver: what it sees of them is seen in its own mount
+/// namespace alone, like a pod's. Each notes that it was used.
+const POD: &str = r#"
+set -e
+mkdir -p /run/test/others
+for name in lvm mkfs.ext4 mkfs.xfs mkfs.btrfs blkid e2fsck resize2fs xfs_growfs btrfs btrfstune tune2fs udevadm; do
+    printf '#!/bin/sh\necho %s >> /run/test/used\nexit 1\n' $name > /run/test/others/$name
+    chmod 755 /run/test/others/$name
+done
+mount --bind /run/test/others /usr/sbin
+mount --bind /run/test/others /usr/bin
+exec "$@"
+"#;
+
+fn programs_are_the_hosts_own_whatever_the_driver_has_in_its_root(lab: &Lab) -> Result {
+    drop(start(lab)?);
+    let mut pod = Command::new("unshare");
+    pod.args(["--mount", "sh", "-c", POD, "sh"]);
+    let driver = command();
+    pod.arg(driver.get_program()).args(driver.get_args());
+    let driver = Driver::start(&mut pod, Path::new(SOCKET))?;
+    let client = driver.connect()?;
+    let others = format!("/proc/{}/root/usr/sbin/mkfs.ext4", driver.process.id());
+    assert!(fs::read_to_string(others)?.contains("/run/test/used"));
+    for kind in ["ext4", "xfs", "btrfs"] {
+        let access = Access::Filesystem(kind);
+        let id = client.create(kind, "thin", 320 << 20, access, None)?.volume_id;
+        let target = Path::new("/run/test").join(kind);
+        client.publish(&id, &target, access)?;
+        fs::write(target.join("file"), kind)?;
+        client.grow(&id, 352 << 20, access, Some(&target))?;
+        client.unpublish(&id, &target)?;
+        client.publish(&id, &target, access)?;
+        assert_eq!(fs::read_to_string(target.join("file"))?, kind);
+        client.unpublish(&id, &target)?;
+        client.delete(&id)?;
+    }
+    assert_eq!(fs::read_to_string("/run/test/used").unwrap_or_default(), "");
+    Ok(())
+}
+
 lab_test::main! {
+    programs_are_the_hosts_own_whatever_the_driver_has_in_its_root: Needs::disks(1, GIB).guest(),
+    a_volume_whose_group_is_not_found_is_not_taken_for_gone: Needs::disks(1, GIB).guest(),
+    what_a_newer_version_made_is_left_alone: Needs::disks(1, GIB).guest(),
     a_volume_for_a_single_writer_is_published_on_one_path: Needs::disks(1, GIB).guest(),
     a_target_behind_a_symbolic_link_is_the_place_that_it_leads_to: Needs::disks(1, GIB).guest(),
     a_changed_configuration_takes_effect_and_a_wrong_one_is_told: Needs::disks(1, GIB).guest(),

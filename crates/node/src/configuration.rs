@@ -1,11 +1,12 @@
 //! `lvmd.yaml`, read at the start and followed while we run: a valid change takes effect at once, an invalid one leaves
-//! the last good one in force and says so.
+//! the last good one in force and says so. So does a file that is gone.
 
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use lvms_host::desired::Desired;
@@ -15,6 +16,9 @@ use tokio::sync::watch;
 
 /// Where TopoLVM has it.
 pub const DEFAULT: &str = "/etc/topolvm/lvmd.yaml";
+
+/// A file that is being replaced is back sooner.
+const REPLACED: Duration = Duration::from_secs(2);
 
 /// The configuration in force, and what is wrong with the file now.
 pub struct Configuration {
@@ -111,16 +115,21 @@ impl Configuration {
                     }
                 }
             }
-            Err(found) => {
-                for mistake in &found {
-                    tracing::error!(file = %path.display(), "{mistake}");
-                }
-                tracing::error!(file = %path.display(), "the configuration is wrong: the last good one stays in force");
-                self.replace_mistakes(found);
-                // Who tells of it is told, though what is in force is the same.
-                self.in_force.send_modify(|_| {});
-            }
+            Err(found) => self.refuse(path, found),
         }
+    }
+
+    /// The file is wrong, or is not there.
+    fn refuse(&self, path: &Path, found: Vec<Mistake>) {
+        if self.replace_mistakes(found.clone()) == found {
+            return;
+        }
+        for mistake in &found {
+            tracing::error!(file = %path.display(), "{mistake}");
+        }
+        tracing::error!(file = %path.display(), "the configuration is wrong: the last good one stays in force");
+        // Who tells of it is told, though what is in force is the same.
+        self.in_force.send_modify(|_| {});
     }
 
     fn replace_mistakes(&self, now: Vec<Mistake>) -> Vec<Mistake> {
@@ -134,18 +143,18 @@ impl Configuration {
         let configuration = Arc::clone(self);
         std::thread::Builder::new().name("configuration".into()).spawn(move || {
             // What has changed since it was read is seen at once.
-            let mut last = String::new();
+            let mut last = None;
             loop {
-                match fs::read_to_string(&path) {
-                    Ok(text) if text != last => {
+                match read_replaced(&path) {
+                    Ok(text) if last.as_ref() == Some(&text) => {}
+                    Ok(text) => {
                         configuration.take(&path, &text);
-                        last = text;
+                        last = Some(text);
                     }
-                    Ok(_) => {}
-                    // While a file is replaced it is not there for a moment.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     Err(error) => {
-                        tracing::error!(file = %path.display(), %error, "the configuration cannot be read");
+                        let problem = format!("the configuration cannot be read: {error}");
+                        configuration.refuse(&path, vec![Mistake { line: 1, field: String::new(), problem }]);
+                        last = None;
                     }
                 }
                 let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -160,6 +169,17 @@ impl Configuration {
             }
         })?;
         Ok(())
+    }
+}
+
+/// While a file is replaced it is not there for a moment.
+fn read_replaced(path: &Path) -> io::Result<String> {
+    match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            std::thread::sleep(REPLACED);
+            fs::read_to_string(path)
+        }
+        read => read,
     }
 }
 
@@ -196,7 +216,7 @@ fn watch_directories(events: &rustix::fd::OwnedFd, path: &Path) -> Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     const ONE: &str = "device-classes: [{name: one, volume-group: vg}]";
     const TWO: &str = "device-classes: [{name: two, volume-group: vg}]";
@@ -236,6 +256,26 @@ mod tests {
         wait("the mistake to be mended", || !configuration.is_wrong());
         wait("who tells of it to be told", || told.has_changed().unwrap());
         assert_eq!(configuration.desired().classes[0].name, "one");
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_deleted_is_told_and_the_last_good_one_stays_in_force() {
+        let directory = scratch("deleted");
+        let path = directory.join("lvmd.yaml");
+        fs::write(&path, ONE).unwrap();
+        let configuration = Configuration::read(&path).unwrap();
+        let mut told = configuration.watch();
+        configuration.follow(path.clone()).unwrap();
+        fs::remove_file(&path).unwrap();
+        wait("the file to be missed", || configuration.is_wrong());
+        wait("who tells of it to be told", || told.has_changed().unwrap());
+        told.mark_unchanged();
+        assert!(configuration.mistakes()[0].contains("cannot be read"), "{:?}", configuration.mistakes());
+        assert_eq!(configuration.desired().classes[0].name, "one");
+        fs::write(&path, ONE).unwrap();
+        wait("the file to be found", || !configuration.is_wrong());
+        wait("who tells of it to be told", || told.has_changed().unwrap());
         fs::remove_dir_all(directory).unwrap();
     }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use lvms_csi::locks::Locks;
 use lvms_csi::volumes::Source;
 use lvms_csi::{Error, Kind};
 use lvms_host::desired::Desired;
@@ -35,6 +36,8 @@ pub struct HostVolumes {
     pub engine: Arc<Engine<Linux>>,
     /// What is offered.
     pub configuration: Arc<Configuration>,
+    /// One call at a time on one volume, by whichever protocol.
+    pub locks: Arc<Locks>,
     /// Filesystems that were asked how full they are.
     pub(crate) asked: Arc<Asked<Result<Measured, Error>>>,
     /// Volumes that were hidden: what could not be removed while it was used, perhaps can be now.
@@ -110,7 +113,8 @@ fn is_within(
 impl HostVolumes {
     /// Those that an engine makes as a configuration says.
     pub fn new(engine: Arc<Engine<Linux>>, configuration: Arc<Configuration>) -> HostVolumes {
-        HostVolumes { engine, configuration, asked: Arc::default(), hidden: broadcast::Sender::new(HIDDEN) }
+        let hidden = broadcast::Sender::new(HIDDEN);
+        HostVolumes { engine, configuration, locks: Arc::default(), asked: Arc::default(), hidden }
     }
 
     /// Runs what blocks on a thread for it, with the log's context. It goes on though the caller has gone.
@@ -221,7 +225,8 @@ impl HostVolumes {
                 snapshot: true,
                 source: Some(of),
                 created: now.ok().map(|age| age.as_secs()),
-                used: true,
+                // A restore of what nobody has used is formatted like a new volume.
+                used: origin.facts.used || !origin.facts.is_ours(),
                 filesystem: origin.facts.filesystem.clone(),
                 ..Facts::default()
             };
@@ -259,9 +264,12 @@ impl HostVolumes {
         let id = id.to_owned();
         self.blocking(move |engine, desired| {
             if find(desired, &engine.inventory(), &id, is_snapshot).is_none() {
-                // That it is gone is known only when every group was looked at.
+                // That it is gone is known only when every group was looked at, and true when their disks keep it.
                 for group in desired.groups() {
-                    engine.look(group).map_err(|error| status::of_volumes(&error))?;
+                    engine
+                        .look(group)
+                        .and_then(|()| engine.keep(group))
+                        .map_err(|error| status::of_volumes(&error))?;
                 }
             }
             let inventory = engine.inventory();
@@ -292,7 +300,6 @@ mod tests {
             tags: Vec::new(),
             attributes: String::new(),
             active: true,
-            synced: None,
             areas: Vec::new(),
         }
     }

@@ -197,7 +197,6 @@ mod tests {
             tags: vec!["lvms.io/temporary=x".to_owned()],
             attributes: "swi-a-s---".to_owned(),
             active: true,
-            synced: None,
             areas: Vec::new(),
         };
         group.volumes.insert(left.name.clone(), left.clone());

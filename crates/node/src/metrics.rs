@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lvms_cluster::Busy;
 use lvms_host::desired::ClassKind;
-use lvms_host::lvm::inventory::Inventory;
+use lvms_host::lvm::inventory::{Inventory, Kind};
 use lvms_host::names::VolumePath;
 use lvms_host::runner::{Linux, Runner};
 use lvms_host::units::Bytes;
@@ -73,6 +73,8 @@ pub struct Metrics {
     pool_data: Gauges,
     pool_metadata: Gauges,
     pool_available: Gauges,
+    pool_chunk: Gauges,
+    pool_metadata_size: Gauges,
     configuration_wrong: Gauge,
     stuck: Family<GroupOnNode, Gauge>,
     work_done: Family<WorkOnNode, Gauge>,
@@ -106,6 +108,9 @@ impl Metrics {
             gauges("topolvm_thinpool_metadata_percent", "How full the thin pool's metadata is");
         let pool_available =
             gauges("topolvm_thinpool_overprovisioned_available", "What the thin pool may still promise");
+        let pool_chunk = gauges("lvms_thinpool_chunk_bytes", "The unit in which the thin pool gives space");
+        let pool_metadata_size =
+            gauges("lvms_thinpool_metadata_size_bytes", "Size of the thin pool's metadata");
         let stuck = Family::<GroupOnNode, Gauge>::default();
         registry.register(
             "lvms_volumegroup_stuck",
@@ -132,7 +137,7 @@ impl Metrics {
         let configuration_wrong = Gauge::default();
         registry.register(
             "lvms_configuration_wrong",
-            "Whether the configuration file is wrong and an older one in force",
+            "Whether the configuration file is wrong, or gone, and an older one in force",
             configuration_wrong.clone(),
         );
         Metrics {
@@ -144,6 +149,8 @@ impl Metrics {
             pool_data,
             pool_metadata,
             pool_available,
+            pool_chunk,
+            pool_metadata_size,
             configuration_wrong,
             stuck,
             work_done,
@@ -204,6 +211,8 @@ impl Metrics {
             &self.pool_data,
             &self.pool_metadata,
             &self.pool_available,
+            &self.pool_chunk,
+            &self.pool_metadata_size,
         ] {
             gauges.clear();
         }
@@ -249,6 +258,10 @@ impl Metrics {
                 set(&self.available, free);
                 if let Some(volume) = group.volumes.get(pool) {
                     set(&self.pool_size, volume.size);
+                    if let Kind::Pool { chunk, metadata } = volume.kind {
+                        set(&self.pool_chunk, chunk);
+                        set(&self.pool_metadata_size, metadata);
+                    }
                 }
                 set(&self.pool_available, engine.capacity(class, &[]).unwrap_or_default());
                 if let Ok(Some(state)) = engine.runner().pool(&group.path(pool)) {

@@ -15,7 +15,6 @@ use lvms_csi::registration::{InfoRequest, PluginInfo, RegistrationStatus, Regist
 use lvms_csi::sockets;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
@@ -117,7 +116,7 @@ impl Plugin {
         let service = RegistrationServer::new(Answers { info, told });
         let serving = Server::builder().add_service(service);
         Ok(tokio::spawn(async move {
-            if let Err(error) = serving.serve_with_incoming(UnixListenerStream::new(listener)).await {
+            if let Err(error) = serving.serve_with_incoming(sockets::connections(listener)).await {
                 tracing::error!(%error, "registration is not served any more");
             }
         }))

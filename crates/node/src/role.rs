@@ -6,13 +6,11 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::{Connection, Events, Store};
-use lvms_csi::locks::Locks;
 use lvms_csi::proto::identity_server::IdentityServer;
 use lvms_csi::proto::node_server::NodeServer;
 use lvms_csi::{Identity, Node, sockets};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::host_volumes::HostVolumes;
@@ -55,7 +53,7 @@ impl Role {
         let Role { personality, node, connection, namespace, kubelet, host, metrics, watched, version } =
             self;
         let objects = watched.clone().unwrap_or_default();
-        let locks = Arc::new(Locks::default());
+        let locks = Arc::clone(&host.locks);
         let volumes = Arc::new(Volumes {
             personality,
             node: node.clone(),
@@ -104,7 +102,7 @@ impl Role {
             .layer(telemetry)
             .add_service(IdentityServer::new(identity))
             .add_service(NodeServer::new(Node { volumes: host, locks, id: node, topology }))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
+            .serve_with_incoming_shutdown(sockets::connections(listener), stop);
         tokio::select! {
             served = served => Ok(served?),
             () = all_ended => Ok(()),

@@ -37,6 +37,7 @@ fn of_refusal(refusal: &Refusal) -> Kind {
         Refusal::NoGroup(_)
         | Refusal::NoPool(_)
         | Refusal::PoolUnusable { .. }
+        | Refusal::GroupClosed { .. }
         | Refusal::DisksMissing { .. }
         | Refusal::BadSource { .. }
         | Refusal::Published { .. }
@@ -45,6 +46,7 @@ fn of_refusal(refusal: &Refusal) -> Kind {
         | Refusal::GrowsOnlyUnused { .. }
         | Refusal::BlockGrowsOnlyUnused { .. }
         | Refusal::Newer { .. } => Kind::Precondition,
+        Refusal::PublishedUnseen { .. } => Kind::Internal,
         Refusal::NoVolume(_) | Refusal::NoSource(_) | Refusal::NotAVolume(_) => Kind::NotFound,
         Refusal::NoSpace { .. } | Refusal::PoolFull { .. } | Refusal::MetadataFull(_) => Kind::NoSpace,
         Refusal::AboveLimit { .. } | Refusal::SmallerThanSource { .. } => Kind::OutOfRange,
@@ -86,6 +88,7 @@ pub fn of_publish(error: &PublishError) -> Error {
         | PublishError::NotMountable { .. }
         | PublishError::NotZeroed(_)
         | PublishError::Differs { .. } => Kind::Precondition,
+        PublishError::Busy(_) => Kind::Busy,
         PublishError::Probe(_) | PublishError::Tool(..) | PublishError::System { .. } => Kind::Internal,
     };
     Error::new(kind, causes::told(error))

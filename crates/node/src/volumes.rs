@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kube::{Api, Client};
 use lvms_api::logical_volume::{REMOVAL_FAILED, Status};
-use lvms_api::names::{ADOPTS, CLAIM, CREATED_BY, UNUSED};
+use lvms_api::names::{ADOPTS, CLAIM, CREATED_BY, NODE, UNUSED};
 use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
@@ -184,6 +184,7 @@ impl Volumes {
             Act::Mark => {
                 let mut change = write::finalizers_with(object, &self.personality.volume_finalizer());
                 change["metadata"]["labels"] = json!({ CREATED_BY.0: CREATED_BY.1 });
+                change["metadata"]["annotations"] = json!({ NODE: self.node });
                 self.objects.answered(write::change(&self.api(), object, change).await?);
                 Ok(Outcome::Done)
             }
@@ -207,6 +208,8 @@ impl Volumes {
                 self.tell(object, &decide::well(&id, size)).await?;
                 Ok(Outcome::Done)
             }
+            // Nobody had used it when its node was asked, without TopoLVM's knowledge.
+            Act::Remove if object.is_unused() && !self.is_blank(object).await? => self.retain(object).await,
             Act::Remove => {
                 let id = object.lv().to_owned();
                 let snapshot = self.is_snapshot(&id);
@@ -230,13 +233,17 @@ impl Volumes {
                 self.tell(object, &status).await?;
                 Ok(Outcome::Done)
             }
-            Act::Vouch if !self.is_blank(object).await? => self.retain(object),
+            Act::Vouch if !self.is_blank(object).await? => self.retain(object).await,
             Act::Vouch => {
-                let change = json!({ "metadata": { "annotations": { UNUSED: object.uid() } } });
+                let change = json!({ "metadata": { "annotations": { UNUSED: object.vouch() } } });
                 self.objects.answered(write::change(&self.api(), object, change).await?);
                 Ok(Outcome::Done)
             }
-            Act::Retain => self.retain(object),
+            Act::Retain => self.retain(object).await,
+            Act::LeaveTo(why) => {
+                self.events.warn(self.about(object), "NodeChanged", why);
+                Ok(Outcome::Done)
+            }
             Act::Refuse(error) => Err(error.into()),
             Act::Later(why) => {
                 self.events.warn(self.about(object), "VolumeGroupMissing", why);
@@ -260,17 +267,25 @@ impl Volumes {
         self.alone(&id, probe).await
     }
 
-    fn retain(&self, object: &LogicalVolume) -> Result<Outcome, Failure> {
+    /// Tells that what nobody names is kept.
+    async fn retain(&self, object: &LogicalVolume) -> Result<Outcome, Failure> {
         let named = if object.is_snapshot() {
             "no VolumeSnapshotContent names it any more".to_owned()
         } else {
             let claim = object.annotation(CLAIM).map(|claim| format!(" {claim}")).unwrap_or_default();
-            format!(
-                "neither its claim{claim} nor a PersistentVolume names it any more, but somebody has used it"
-            )
+            format!("neither its claim{claim} nor a PersistentVolume names it any more, and it may have data")
         };
-        let told = format!("{named}: its data is kept until this object is deleted");
-        self.events.warn(self.about(object), "Retained", told);
+        let until = if object.is_deleted() {
+            format!("the annotation {UNUSED} is taken away")
+        } else {
+            "this object is deleted".to_owned()
+        };
+        self.events.warn(self.about(object), "Retained", format!("{named}: its data is kept until {until}"));
+        // Of what goes it says why: without it, it would be removed.
+        if object.annotation(UNUSED).is_some() && !object.is_deleted() {
+            let change = json!({ "metadata": { "annotations": { UNUSED: null } } });
+            self.objects.answered(write::change(&self.api(), object, change).await?);
+        }
         Ok(Outcome::Done)
     }
 
@@ -287,6 +302,11 @@ impl Volumes {
         // What others are busy with is tried again here; what was refused is for those who wanted it to decide.
         let passes = matches!(error.kind, Kind::Busy | Kind::Unavailable);
         if passes && (object.is_deleted() || object.volume_id().is_none()) {
+            return Outcome::Failed;
+        }
+        let now = self.objects.named(object.name()).filter(|now| now.uid() == object.uid());
+        if now.is_some_and(|now| now.spec != object.spec) {
+            // What was refused is not wanted any more.
             return Outcome::Failed;
         }
         let before = object.status.clone().unwrap_or_default();

@@ -1,5 +1,8 @@
 //! What nodes tell becomes what the scheduler reads: a CSIStorageCapacity per class and node, and TopoLVM's annotations
 //! of nodes. Written when it changes, at most once a second each.
+//!
+//! For a class that no node can serve there is nothing to tell the scheduler, and claims that wait for their pods are
+//! sent to nobody: that is told of the class.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,12 +15,12 @@ use lvms_cluster::slim::{Capacity as Published, Node, StorageClass, label};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, Created, passes};
-use lvms_cluster::{Outcome, Work};
+use lvms_cluster::{Outcome, Reference, Work};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::Context;
-use crate::provision::Parameters;
+use crate::provision::{Parameters, spelled};
 use crate::stores::DRIVER_NAME;
 
 const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
@@ -26,6 +29,9 @@ const AT_ONCE: usize = 8;
 
 /// Between two writes of one object.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// An event is kept for an hour: what is still wrong is told again before.
+const REMINDED: Duration = Duration::from_secs(1800);
 
 /// Who keeps an object up to date, in external-provisioner's words; that of others is stale.
 const MANAGED_BY: (&str, &str) = ("csi.storage.k8s.io/managed-by", "lvms");
@@ -42,6 +48,8 @@ pub enum Item {
     },
     /// The annotations of a node.
     Annotations(String),
+    /// Whether a StorageClass can be served at all.
+    Class(String),
 }
 
 /// Publishes capacity.
@@ -61,16 +69,23 @@ impl Capacity {
         let (told, nodes) = (Arc::clone(&work), Arc::clone(&stores.lvm_nodes));
         stores.classes.listen(move |before, now| {
             if let Some(class) = now.or(before) {
+                told.add(Item::Class(class.name().to_owned()));
                 for node in nodes.all() {
                     told.add(Item::Pair { class: class.name().to_owned(), node: node.name().to_owned() });
                 }
             }
         });
         let (told, classes) = (Arc::clone(&work), Arc::clone(&stores.classes));
+        let personality = context.personality;
         stores.lvm_nodes.listen(move |before, now| {
             if let Some(node) = now.or(before) {
                 told.add(Item::Annotations(node.name().to_owned()));
                 for class in classes.all() {
+                    let serves =
+                        |node: Option<&Arc<LvmNode>>| node.map(|node| serves(node, &class, personality));
+                    if serves(before) != serves(now) {
+                        told.add(Item::Class(class.name().to_owned()));
+                    }
                     told.add(Item::Pair { class: class.name().to_owned(), node: node.name().to_owned() });
                 }
             }
@@ -201,6 +216,17 @@ impl Capacity {
         Ok(true)
     }
 
+    /// Tells people of a class that cannot be served.
+    fn tell(&self, class: &str) -> Outcome {
+        let stores = &self.context.stores;
+        let Some(class) = stores.classes.named(class) else { return Outcome::Done };
+        let Some(problem) = unusable(&class, &stores.lvm_nodes.all(), self.context.personality) else {
+            return Outcome::Done;
+        };
+        self.context.events.warn(Reference::to(class.as_ref(), &()), "UnusableClass", problem);
+        Outcome::After(REMINDED)
+    }
+
     fn api(&self, namespace: &str) -> Api<Published> {
         Api::namespaced(self.context.client.clone(), namespace)
     }
@@ -217,10 +243,13 @@ impl Looks<Item> for Capacity {
         let done = match item {
             Item::Pair { class, node } => self.publish(class, node).await,
             Item::Annotations(node) => self.annotate(node).await,
+            Item::Class(class) => return self.tell(class),
         };
         match done {
             Ok(true) => {
-                self.written().insert(item.clone(), Instant::now());
+                let mut written = self.written();
+                written.retain(|_, last| last.elapsed() < INTERVAL);
+                written.insert(item.clone(), Instant::now());
                 Outcome::Done
             }
             Ok(false) => Outcome::Done,
@@ -242,6 +271,29 @@ fn offered(class: Option<&StorageClass>, node: Option<&LvmNode>, personality: Pe
     let class = class.filter(|class| class.waits_for_consumer())?;
     let parameters = Parameters::read(&class.parameters, personality).ok()?;
     node?.available(&parameters.device_class, &parameters.option_class)
+}
+
+/// Whether a node offers what a class asks for.
+fn serves(node: &LvmNode, class: &StorageClass, personality: Personality) -> bool {
+    Parameters::read(&class.parameters, personality)
+        .is_ok_and(|asked| node.available(&asked.device_class, &asked.option_class).is_some())
+}
+
+/// Why a class cannot be served, however much is free. Before a node has told what it has, only the class itself can be
+/// wrong.
+fn unusable(class: &StorageClass, nodes: &[Arc<LvmNode>], personality: Personality) -> Option<String> {
+    let asked = match Parameters::read(&class.parameters, personality) {
+        Ok(asked) => asked,
+        Err(problem) => return Some(problem),
+    };
+    let told = || nodes.iter().filter(|node| node.status.is_some());
+    if told().next().is_none() || told().any(|node| serves(node, class, personality)) {
+        return None;
+    }
+    Some(format!(
+        "no node offers device class {}: add it to lvmd.yaml of a node, or make this class anew with other parameters",
+        spelled(&asked)
+    ))
 }
 
 /// The annotations that a node has about capacity.
@@ -302,6 +354,26 @@ mod tests {
         assert_eq!(of("Immediate", "ssd"), None);
         assert_eq!(offered(None, Some(&node()), P), None);
         assert_eq!(offered(Some(&class("WaitForFirstConsumer", "ssd")), None, P), None);
+    }
+
+    #[test]
+    fn a_class_that_no_node_can_serve_is_told_whatever_it_waits_for() {
+        let told = |class: &StorageClass, nodes: &[Arc<LvmNode>]| unusable(class, nodes, P);
+        let (node, silent) = (Arc::new(node()), Arc::new(LvmNode::new("n2", "lvms")));
+        for mode in ["WaitForFirstConsumer", "Immediate"] {
+            // One that is full is served, later.
+            for offered in ["ssd", "hdd", ""] {
+                assert_eq!(told(&class(mode, offered), &[Arc::clone(&node)]), None, "{offered:?}");
+            }
+            let unknown = told(&class(mode, "nvme"), &[Arc::clone(&silent), Arc::clone(&node)]).unwrap();
+            assert!(unknown.starts_with("no node offers device class \"nvme\""), "{unknown}");
+            assert_eq!(told(&class(mode, "nvme"), &[Arc::clone(&silent)]), None);
+            let mut wrong = class(mode, "ssd");
+            wrong.parameters.insert("topolvm.io/lvcreate-option-class".into(), "raid9".into());
+            assert!(told(&wrong, &[Arc::clone(&node)]).unwrap().contains("\"raid9\""));
+            wrong.parameters.insert("topolvm.io/devise-class".into(), "ssd".into());
+            assert!(told(&wrong, &[]).unwrap().contains("parameters[\"topolvm.io/devise-class\"]"));
+        }
     }
 
     #[test]

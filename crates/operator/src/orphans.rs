@@ -5,31 +5,29 @@
 //! somebody's data, and told.
 
 use std::fmt::Debug;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Api;
 use kube::api::ListParams;
 use lvms_api::LogicalVolume;
-use lvms_api::names::{ADOPTS, CLAIM, ORPHANED};
+use lvms_api::names::{ADOPTS, CLAIM, ORPHANED, UNUSED};
 use lvms_cluster::slim::{Claim, PersistentVolume, SnapshotContent};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, is_not_found, passes};
-use lvms_cluster::{Outcome, Work};
+use lvms_cluster::{Outcome, Work, pages};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::Context;
-use crate::release::Release;
+use crate::release::{Kept, Release, Removal};
 use crate::snapshot;
 
 const PATIENCE: Patience = Patience { first: Duration::from_secs(5), longest: Duration::from_secs(300) };
 
 const AT_ONCE: usize = 4;
-
-/// Objects per answer.
-const PAGE: u32 = 200;
 
 /// What to do next about one.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,6 +36,8 @@ enum Act {
     Nothing,
     /// Ask its node whether anybody has ever used it; that tells, if somebody has.
     Mark,
+    /// Take back what was asked and answered: somebody wants it again, and may use it from now on.
+    Unmark,
     /// Delete it.
     Collect,
 }
@@ -74,6 +74,11 @@ fn is_named(volume: &LogicalVolume, named: Option<&PersistentVolume>, driver: &s
     named.map_or(has_claim, |named| named.handle(driver) == Some(volume.lv()))
 }
 
+/// Whether its node was asked about it, or has answered.
+fn is_marked(volume: &LogicalVolume) -> bool {
+    [ORPHANED, UNUSED].iter().any(|mark| volume.annotation(mark).is_some())
+}
+
 /// Whether a content is a snapshot that a LogicalVolume is, or is going to be.
 fn is_of(content: &SnapshotContent, volume: &LogicalVolume) -> bool {
     snapshot::handle(content) == Some(volume.lv()) || snapshot::volume_name(content) == volume.name()
@@ -97,7 +102,11 @@ impl Orphans {
         context.stores.persistent.listen(move |before, now| {
             let concerned = match (before, now) {
                 (_, Some(now)) => {
-                    volumes.named(now.name()).filter(|volume| !is_named(volume, Some(now), driver, false))
+                    let handle = now.handle(driver);
+                    let of_its_name = volumes.named(now.name());
+                    of_its_name
+                        .filter(|volume| !is_named(volume, Some(now), driver, false))
+                        .or_else(|| volumes.find(|volume| is_marked(volume) && handle == Some(volume.lv())))
                 }
                 (Some(before), None) => {
                     let handle = before.handle(driver);
@@ -111,9 +120,9 @@ impl Orphans {
         });
         let (told, volumes) = (Arc::clone(&work), Arc::clone(&context.stores.volumes));
         context.stores.contents.listen(move |before, now| {
-            if now.is_none()
-                && let Some(content) = before
-                && let Some(volume) = volumes.find(|volume| is_of(content, volume))
+            if let Some(content) = now.or(before)
+                && let Some(volume) =
+                    volumes.find(|volume| (now.is_none() || is_marked(volume)) && is_of(content, volume))
             {
                 told.add(volume.name().to_owned());
             }
@@ -151,47 +160,57 @@ impl Orphans {
 
     async fn act(&self, volume: &LogicalVolume) -> Result<(), kube::Error> {
         let Some(made_for) = made_for(volume).filter(|_| !volume.is_deleted()) else { return Ok(()) };
-        let act = decide(volume);
-        if act == Act::Nothing || self.is_wanted(volume, &made_for).await? {
-            return Ok(());
+        let known = self.is_known_to_be_wanted(volume, &made_for);
+        let mut act = decide(volume, known);
+        if matches!(act, Act::Mark | Act::Collect) && self.is_wanted(volume, &made_for).await? {
+            act = decide(volume, true);
         }
         match act {
-            Act::Nothing => {}
+            Act::Nothing => Ok(()),
             Act::Collect => {
                 tracing::info!(
                     volume = volume.name(),
                     claim = volume.annotation(CLAIM),
                     "nobody wants it any more"
                 );
-                self.release.remove(volume).await?;
+                match self.release.remove(volume).await? {
+                    Removal::Kept(Kept::Named(_)) => self.mark(volume, None).await,
+                    Removal::Kept(Kept::DefinitionGoes) | Removal::Released | Removal::Vanished => Ok(()),
+                }
             }
-            Act::Mark => {
-                let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-                let change = json!({ "metadata": { "annotations": { ORPHANED: now } } });
-                let changed = write::change(&self.context.logical_volumes(), volume, change).await?;
-                self.context.stores.volumes.answered(changed);
-            }
+            Act::Mark => self.mark(volume, Some(jiff::Timestamp::now().to_string())).await,
+            Act::Unmark => self.mark(volume, None).await,
         }
+    }
+
+    /// Writes since when nobody wants it. Whatever its node has said before is about another time.
+    async fn mark(&self, volume: &LogicalVolume, orphaned: Option<String>) -> Result<(), kube::Error> {
+        let change = json!({ "metadata": { "annotations": { ORPHANED: orphaned, UNUSED: null } } });
+        let changed = write::change(&self.context.logical_volumes(), volume, change).await?;
+        self.context.stores.volumes.answered(changed);
         Ok(())
     }
 
-    /// Whether somebody wants it. That nobody does is said by the API itself.
+    /// Whether something that we have been told of wants it.
+    fn is_known_to_be_wanted(&self, volume: &LogicalVolume, made_for: &MadeFor<'_>) -> bool {
+        let (stores, driver) = (&self.context.stores, self.context.personality.driver());
+        match made_for {
+            MadeFor::Snapshot => stores.contents.find(|content| is_of(content, volume)).is_some(),
+            MadeFor::Claim(uid) => {
+                let of_its_name = stores.persistent.named(volume.name());
+                let claim = stores.claims.find(|claim| claim.uid() == *uid).is_some();
+                is_named(volume, of_its_name.as_deref(), driver, claim)
+                    || stores.persistent.find(|one| one.handle(driver) == Some(volume.lv())).is_some()
+            }
+        }
+    }
+
+    /// Whether something wants it that we may not have been told of: that nothing does is said by the API itself.
     async fn is_wanted(&self, volume: &LogicalVolume, made_for: &MadeFor<'_>) -> Result<bool, kube::Error> {
         let (stores, driver) = (&self.context.stores, self.context.personality.driver());
         match made_for {
-            MadeFor::Snapshot => {
-                let known = !stores.contents.is_complete()
-                    || stores.contents.find(|content| is_of(content, volume)).is_some();
-                Ok(known || self.has_content(volume).await?)
-            }
+            MadeFor::Snapshot => Ok(!stores.contents.is_complete() || self.has_content(volume).await?),
             MadeFor::Claim(uid) => {
-                let of_its_name = stores.persistent.named(volume.name());
-                let named =
-                    || stores.persistent.find(|one| one.handle(driver) == Some(volume.lv())).is_some();
-                let claim = stores.claims.find(|claim| claim.uid() == *uid).is_some();
-                if is_named(volume, of_its_name.as_deref(), driver, claim) || named() {
-                    return Ok(true);
-                }
                 let volumes: Api<PersistentVolume> = Api::all(self.context.client.clone());
                 let of_its_name = volumes.get_opt(volume.name()).await?;
                 let claim = of_its_name.is_none() && self.has_claim(volume, uid).await?;
@@ -225,21 +244,15 @@ async fn any<K>(api: &Api<K>, wanted: impl Fn(&K) -> bool) -> Result<bool, kube:
 where
     K: Clone + DeserializeOwned + Debug,
 {
-    let mut page = ListParams::default().limit(PAGE);
-    loop {
-        let list = api.list(&page).await?;
-        if list.items.iter().any(&wanted) {
-            return Ok(true);
-        }
-        match list.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
-            None => return Ok(false),
-        }
-    }
+    let look = |object: K| if wanted(&object) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    Ok(pages::each(api, ListParams::default(), look).await?.is_some())
 }
 
-/// What to do about a LogicalVolume that nobody wants any more.
-fn decide(volume: &LogicalVolume) -> Act {
+/// What to do about a LogicalVolume that somebody wants, or nobody any more.
+fn decide(volume: &LogicalVolume, wanted: bool) -> Act {
+    if wanted {
+        return if is_marked(volume) { Act::Unmark } else { Act::Nothing };
+    }
     if volume.is_snapshot() {
         let told = volume.volume_id().is_none() || volume.annotation(ORPHANED).is_some();
         return if told { Act::Nothing } else { Act::Mark };
@@ -261,7 +274,9 @@ impl Looks<String> for Orphans {
         match self.act(&volume).await {
             Ok(()) => Outcome::Done,
             Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(volume = name, error = %chain(&error), "whether somebody wants it is not known");
+                let about = lvms_cluster::Reference::to(volume.as_ref(), &self.context.personality);
+                let told = format!("it is not known whether somebody wants it: {}", chain(&error));
+                self.context.events.warn(about, "Retained", told);
                 Outcome::Failed
             }),
         }
@@ -271,16 +286,19 @@ impl Looks<String> for Orphans {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lvms_api::names::UNUSED;
     use serde_json::Value;
 
-    fn decided(annotations: &Value, status: &Value) -> Act {
+    fn volume(annotations: &Value, status: &Value) -> LogicalVolume {
         let volume = json!({
             "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
             "metadata": {"name": "pvc-1", "uid": "own", "annotations": annotations},
             "spec": {"name": "pvc-1", "nodeName": "n1", "size": "1Gi"}, "status": status,
         });
-        decide(&serde_json::from_value(volume).unwrap())
+        serde_json::from_value(volume).unwrap()
+    }
+
+    fn decided(annotations: &Value, status: &Value) -> Act {
+        decide(&volume(annotations, status), false)
     }
 
     #[test]
@@ -290,8 +308,25 @@ mod tests {
         assert_eq!(decided(&json!({}), &json!({"code": 8, "message": "no room"})), Act::Collect);
         assert_eq!(decided(&json!({}), &made), Act::Mark);
         assert_eq!(decided(&json!({ORPHANED: "now"}), &made), Act::Nothing);
-        assert_eq!(decided(&json!({ORPHANED: "now", UNUSED: "own"}), &made), Act::Collect);
-        assert_eq!(decided(&json!({ORPHANED: "now", UNUSED: "of a backup"}), &made), Act::Nothing);
+        assert_eq!(decided(&json!({ORPHANED: "now", UNUSED: "own/now"}), &made), Act::Collect);
+        assert_eq!(decided(&json!({ORPHANED: "now", UNUSED: "of a backup/now"}), &made), Act::Nothing);
+    }
+
+    #[test]
+    fn what_somebody_wants_again_is_not_taken_for_unused_when_nobody_does_any_more() {
+        let made = json!({"volumeID": "lv", "currentSize": "1Gi"});
+        let wanted = |annotations: &Value| decide(&volume(annotations, &made), true);
+        assert_eq!(wanted(&json!({ORPHANED: "then", UNUSED: "own/then"})), Act::Unmark);
+        assert_eq!(wanted(&json!({ORPHANED: "then"})), Act::Unmark);
+        assert_eq!(wanted(&json!({UNUSED: "own/then"})), Act::Unmark);
+        assert_eq!(wanted(&json!({})), Act::Nothing);
+        // Then nobody does.
+        assert_eq!(decided(&json!({}), &made), Act::Mark);
+        assert_eq!(decided(&json!({UNUSED: "own/then"}), &made), Act::Mark);
+        assert_eq!(decided(&json!({ORPHANED: "now", UNUSED: "own/then"}), &made), Act::Nothing);
+        let mut snapshot = volume(&json!({ORPHANED: "then"}), &made);
+        (snapshot.spec.source, snapshot.spec.access_type) = ("pvc-0".into(), "ro".into());
+        assert_eq!(decide(&snapshot, true), Act::Unmark);
     }
 
     #[test]
@@ -309,14 +344,18 @@ mod tests {
         };
         let made = json!({"volumeID": "own", "currentSize": "1Gi"});
         let of_topolvm = read(&format!("pvc-{uid}"), json!({}), made.clone());
-        assert_eq!((made_for(&of_topolvm), decide(&of_topolvm)), (Some(MadeFor::Claim(uid)), Act::Mark));
+        assert_eq!(
+            (made_for(&of_topolvm), decide(&of_topolvm, false)),
+            (Some(MadeFor::Claim(uid)), Act::Mark)
+        );
         let ro = json!({"source": "pvc-0", "accessType": "ro"});
         let mut snapshot = read(&format!("snapshot-{uid}"), ro.clone(), made.clone());
-        assert_eq!((made_for(&snapshot), decide(&snapshot)), (Some(MadeFor::Snapshot), Act::Mark));
-        snapshot.metadata.annotations =
-            Some([ORPHANED, UNUSED].map(|key| (key.to_owned(), "own".to_owned())).into());
-        assert_eq!(decide(&snapshot), Act::Nothing);
-        assert_eq!(decide(&read(&format!("snapshot-{uid}"), ro, Value::Null)), Act::Nothing);
+        assert_eq!((made_for(&snapshot), decide(&snapshot, false)), (Some(MadeFor::Snapshot), Act::Mark));
+        snapshot.metadata.annotations = Some(
+            [(ORPHANED, "now"), (UNUSED, "own/now")].map(|(key, said)| (key.into(), said.into())).into(),
+        );
+        assert_eq!(decide(&snapshot, false), Act::Nothing);
+        assert_eq!(decide(&read(&format!("snapshot-{uid}"), ro, Value::Null), false), Act::Nothing);
         for by_hand in ["data", "pvc-data", uid] {
             assert_eq!(made_for(&read(by_hand, json!({}), made.clone())), None, "{by_hand}");
         }
@@ -347,7 +386,7 @@ mod tests {
         assert_eq!(decided(&json!({ADOPTS: "lv"}), &Value::Null), Act::Mark);
         assert_eq!(decided(&json!({ADOPTS: "lv", ORPHANED: "now"}), &Value::Null), Act::Nothing);
         assert_eq!(
-            decided(&json!({ADOPTS: "lv", ORPHANED: "now", UNUSED: "own"}), &Value::Null),
+            decided(&json!({ADOPTS: "lv", ORPHANED: "now", UNUSED: "own/now"}), &Value::Null),
             Act::Nothing
         );
     }

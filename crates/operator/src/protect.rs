@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use kube::api::ListParams;
 use kube::{Api, Resource};
-use lvms_cluster::slim::{Claim, DataSource, SnapshotContent, VolumeSnapshot, has_finalizer};
+use lvms_cluster::slim::{
+    Claim, DataSource, PersistentVolume, SnapshotContent, VolumeSnapshot, has_finalizer,
+};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
 use lvms_cluster::write::{self, is_not_found, passes};
@@ -42,13 +44,6 @@ impl Item {
             ("", "PersistentVolumeClaim") => Some(Item::Claim(key)),
             ("snapshot.storage.k8s.io", "VolumeSnapshot") => Some(Item::Snapshot(key)),
             _ => None,
-        }
-    }
-
-    fn finalizer(&self) -> &'static str {
-        match self {
-            Item::Claim(_) => CLONED,
-            Item::Snapshot(_) => RESTORED,
         }
     }
 }
@@ -118,7 +113,7 @@ impl Protect {
             return Outcome::Done;
         }
         let done = match item {
-            Item::Claim(key) => unprotect::<Claim>(&self.api(key), key, item.finalizer()).await,
+            Item::Claim(key) => self.unprotect_claim(key).await,
             Item::Snapshot(key) => self.unprotect_snapshot(key).await,
         };
         match done {
@@ -130,24 +125,30 @@ impl Protect {
         }
     }
 
-    /// Other provisioners use the same finalizer: theirs is left alone.
+    /// Other provisioners use the same finalizers: theirs are left alone.
+    async fn unprotect_claim(&self, key: &Key) -> Result<(), kube::Error> {
+        let api: Api<Claim> = self.api(key);
+        let volumes: Api<PersistentVolume> = Api::all(self.context.client.clone());
+        // What is not bound is not copied by us.
+        let claim = api.get_opt(&key.name).await?.filter(|claim| !claim.spec.volume_name.is_empty());
+        let Some(claim) = claim.filter(|claim| has_finalizer(&claim.metadata, CLONED)) else { return Ok(()) };
+        let bound = volumes.get_opt(&claim.spec.volume_name).await?;
+        if !may_be_ours(bound.as_ref(), self.context.personality.driver()) {
+            return Ok(());
+        }
+        unprotect(&api, &claim, CLONED).await
+    }
+
     async fn unprotect_snapshot(&self, key: &Key) -> Result<(), kube::Error> {
         let api: Api<VolumeSnapshot> = self.api(key);
         let contents: Api<SnapshotContent> = Api::all(self.context.client.clone());
-        let ours = async {
-            let Some(snapshot) = api.get_opt(&key.name).await? else { return Ok(false) };
-            let Some(bound) = snapshot.status.bound_volume_snapshot_content_name else { return Ok(false) };
-            let content = contents.get_opt(&bound).await?;
-            Ok::<_, kube::Error>(
-                content.is_some_and(|one| one.spec.driver == self.context.personality.driver()),
-            )
-        };
-        match ours.await {
-            Ok(true) => unprotect::<VolumeSnapshot>(&api, key, RESTORED).await,
-            Ok(false) => Ok(()),
-            Err(error) if is_not_found(&error) => Ok(()),
-            Err(error) => Err(error),
+        let Some(snapshot) = api.get_opt(&key.name).await? else { return Ok(()) };
+        let Some(bound) = &snapshot.status.bound_volume_snapshot_content_name else { return Ok(()) };
+        let content = contents.get_opt(bound).await?;
+        if content.is_none_or(|one| one.spec.driver != self.context.personality.driver()) {
+            return Ok(());
         }
+        unprotect(&api, &snapshot, RESTORED).await
     }
 
     async fn sweep(self: Arc<Self>) {
@@ -188,16 +189,34 @@ where
     Ok(())
 }
 
-async fn unprotect<K>(api: &Api<K>, key: &Key, finalizer: &str) -> Result<(), kube::Error>
+async fn unprotect<K>(api: &Api<K>, object: &K, finalizer: &str) -> Result<(), kube::Error>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
-    match api.get_opt(&key.name).await {
-        Ok(Some(object)) if has_finalizer(object.meta(), finalizer) => {
-            write::change(api, &object, write::finalizers_without(&object, &[finalizer])).await.map(drop)
-        }
-        // Without the snapshot API there is nothing to protect.
-        Err(error) if !is_not_found(&error) => Err(error),
-        _ => Ok(()),
+    if has_finalizer(object.meta(), finalizer) {
+        write::change(api, object, write::finalizers_without(object, &[finalizer])).await?;
+    }
+    Ok(())
+}
+
+/// Whether a claim that is bound to this may have been copied by us. Of one whose volume is gone nobody knows better.
+fn may_be_ours(bound: Option<&PersistentVolume>, driver: &str) -> bool {
+    bound.is_none_or(|bound| bound.handle(driver).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_another_driver_protects_stays_protected() {
+        let of = |driver: &str| -> PersistentVolume {
+            let csi = json!({"driver": driver, "volumeHandle": "h"});
+            serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {"csi": csi}})).unwrap()
+        };
+        assert!(may_be_ours(Some(&of("topolvm.io")), "topolvm.io"));
+        assert!(!may_be_ours(Some(&of("other")), "topolvm.io"));
+        assert!(may_be_ours(None, "topolvm.io"));
     }
 }

@@ -4,6 +4,7 @@ mod class;
 mod decide;
 mod node;
 mod persistent;
+mod scheduler;
 mod source;
 
 use std::collections::BTreeMap;
@@ -22,9 +23,11 @@ use serde_json::json;
 use tokio::time::Instant;
 
 pub use self::class::Parameters;
-use self::decide::{Act, View, decide, selected, volume_name};
+use self::decide::{Act, View, decide, is_waiting, selected, volume_name};
 use self::node::Nodes;
+pub(crate) use self::node::spelled;
 pub use self::persistent::identity;
+use self::scheduler::{Choice, Room};
 use crate::Context;
 use crate::protect::Protect;
 
@@ -110,7 +113,10 @@ impl Provision {
     }
 
     async fn act(&self, claim: &Claim) -> Result<Outcome, kube::Error> {
-        let stores = &self.context.stores;
+        let (stores, personality) = (&self.context.stores, self.context.personality);
+        if !is_waiting(claim, personality) {
+            return Ok(Outcome::Done);
+        }
         let name = volume_name(claim);
         let volume = stores.volumes.named(&name);
         let class = claim.class().and_then(|class| stores.classes.named(class));
@@ -119,8 +125,6 @@ impl Provision {
             Some(_) => decide::Source::Nothing,
             None => source::of(&self.context, claim).await?,
         };
-        let (nodes, told, volumes) = (stores.nodes.all(), stores.lvm_nodes.all(), stores.volumes.all());
-        let personality = self.context.personality;
         let view = View {
             personality,
             claim,
@@ -128,7 +132,7 @@ impl Provision {
             persistent: stores.persistent.named(&name).is_some(),
             volume: volume.as_deref(),
             source,
-            nodes: Nodes { personality, nodes: &nodes, told: &told, volumes: &volumes },
+            nodes: Nodes { personality, stores },
             identity: &self.context.identity,
         };
         let act = decide(&view);
@@ -212,12 +216,11 @@ impl Provision {
             let of = one.node_topology.as_ref().and_then(|topology| topology.match_labels.get(&key));
             one.storage_class_name == class && of.is_some_and(|of| of == node)
         });
-        let believed = published.iter().filter_map(|one| one.capacity.as_ref()?.bytes().ok()).max();
-        if believed.is_none_or(|believed| believed < size) {
-            return false;
-        }
-        if told.is_some_and(|told| told < size) {
-            return true;
+        let published = published.iter().filter_map(|one| one.capacity.as_ref()?.bytes().ok()).max();
+        match scheduler::choice(Room { size, told, published }) {
+            Choice::Elsewhere => return false,
+            Choice::Here => return true,
+            Choice::HereUntilTold => {}
         }
         // What the node has left may not be told yet.
         let mut no_room = self.no_room.lock().unwrap_or_else(PoisonError::into_inner);

@@ -13,11 +13,12 @@ use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::slim::{Node, PersistentVolume, annotation, has_finalizer};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience};
-use lvms_cluster::write::{self, passes};
+use lvms_cluster::write::{self, Created, passes};
 use lvms_cluster::{Outcome, Reference, Work};
 
 use crate::Context;
-use crate::release::{Release, is_given_up};
+use crate::leftovers::Departure;
+use crate::release::{Release, Removal, is_given_up};
 use crate::restore;
 
 /// What cannot be deleted now is tried again after a second, and later at the most after thirty.
@@ -41,6 +42,7 @@ enum Act {
 pub struct Reclaim {
     context: Arc<Context>,
     release: Arc<Release>,
+    departure: Departure,
     work: Arc<Work<String>>,
     removed: Arc<Removed>,
 }
@@ -58,7 +60,7 @@ impl Removed {
 
 impl Reclaim {
     /// Is told by PersistentVolumes, and by LogicalVolumes that are gone or cannot go.
-    pub fn new(context: Arc<Context>, release: Arc<Release>) -> Reclaim {
+    pub fn new(context: Arc<Context>, release: Arc<Release>, departure: Departure) -> Reclaim {
         let work: Arc<Work<String>> = Work::new("reclaim", PATIENCE);
         let removed: Arc<Removed> = Arc::default();
         let driver = context.personality.driver();
@@ -83,7 +85,7 @@ impl Reclaim {
                 told.add(volume.name().to_owned());
             }
         });
-        Reclaim { context, release, work, removed }
+        Reclaim { context, release, departure, work, removed }
     }
 
     /// The names that wait.
@@ -115,16 +117,22 @@ impl Reclaim {
 
     async fn delete(&self, volume: &PersistentVolume) -> Result<Outcome, kube::Error> {
         let handle = volume.handle(self.context.personality.driver()).unwrap_or_default();
-        if let Some(logical) = self.context.logical_volume(volume.name(), handle).await? {
-            if !logical.is_deleted() {
-                return self.remove(volume, &logical).await;
+        let logical = self.context.stores.volumes.find(|logical| logical.lv() == handle);
+        let is_removed = logical.is_none() && self.removed.handles().contains(handle);
+        if !is_removed {
+            let logical = match logical {
+                Some(logical) => Some(logical),
+                None => self.context.logical_volume(volume.name(), handle).await?,
+            };
+            if let Some(logical) = logical {
+                if !logical.is_deleted() {
+                    return self.remove(volume, &logical).await;
+                }
+                if let Some(why) = logical.removal_failure() {
+                    self.fail(volume, why.to_owned());
+                }
+                return Ok(Outcome::Done);
             }
-            if let Some(why) = logical.removal_failure() {
-                self.fail(volume, why.to_owned());
-            }
-            return Ok(Outcome::Done);
-        }
-        if !self.removed.handles().contains(handle) {
             // What stores say may be old.
             let now = self.api().get_opt(volume.name()).await?;
             let Some(now) = now.filter(|now| now.metadata.uid == volume.metadata.uid) else {
@@ -135,8 +143,8 @@ impl Reclaim {
             }
             if let Some(wanted) = self.left_behind(&now).await? {
                 return match restore::put_back(&self.context, &now, &wanted).await? {
-                    Some(logical) => self.remove(&now, &logical).await,
-                    None => Ok(Outcome::Failed),
+                    Created::Now(logical) => self.remove(&now, &logical).await,
+                    Created::AlreadyThere => Ok(Outcome::Failed),
                 };
             }
         }
@@ -159,13 +167,19 @@ impl Reclaim {
         logical: &LogicalVolume,
     ) -> Result<Outcome, kube::Error> {
         tracing::info!(volume = volume.name(), node = logical.spec.node_name, "is to be deleted");
-        if let Some(kept) = self.release.remove(logical).await? {
-            self.fail(volume, kept.to_string());
-            return Ok(Outcome::Failed);
+        match self.release.remove(logical).await? {
+            Removal::Released => {
+                self.removed.handles().insert(logical.lv().to_owned());
+                // Its node removes the LV, or says why it cannot, and the watch tells.
+                Ok(Outcome::Done)
+            }
+            // The next look finds it missing.
+            Removal::Vanished => Ok(Outcome::Failed),
+            Removal::Kept(kept) => {
+                self.fail(volume, kept.to_string());
+                Ok(Outcome::Failed)
+            }
         }
-        self.removed.handles().insert(logical.lv().to_owned());
-        // Its node removes the LV, or says why it cannot, and the watch tells.
-        Ok(Outcome::Done)
     }
 
     /// The LogicalVolume that is missing, though nobody has seen its node remove the LV: somebody has taken finalizers
@@ -177,15 +191,16 @@ impl Reclaim {
         };
         let nodes: Api<Node> = Api::all(self.context.client.clone());
         let node = nodes.get_opt(&wanted.spec.node_name).await?;
-        if node.is_none() {
+        if !could_remove(node.as_ref(), self.departure) {
             tracing::warn!(
                 volume = volume.name(),
                 node = wanted.spec.node_name,
                 lv = wanted.lv(),
                 "is forgotten: its node has left, and its LogicalVolume is gone"
             );
+            return Ok(None);
         }
-        Ok(node.map(|_| wanted))
+        Ok(Some(wanted))
     }
 
     fn fail(&self, volume: &PersistentVolume, why: String) {
@@ -208,6 +223,11 @@ impl Looks<String> for Reclaim {
             }),
         }
     }
+}
+
+/// Whether a node will remove LVs. One that leaves does not where its volumes are given up with it.
+fn could_remove(node: Option<&Node>, departure: Departure) -> bool {
+    node.is_some_and(|node| departure == Departure::Keep || node.metadata.deletion_timestamp.is_none())
 }
 
 fn decide(volume: &PersistentVolume, personality: Personality) -> Act {
@@ -235,7 +255,70 @@ fn decide(volume: &PersistentVolume, personality: Personality) -> Act {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::scripted;
+    use serde_json::{Value, json};
+
+    fn released() -> Value {
+        json!({
+            "metadata": {"name": "pvc-1", "uid": "pv", "finalizers": [VOLUME_FINALIZER]},
+            "spec": {
+                "csi": {"driver": "topolvm.io", "volumeHandle": "lv-1"}, "persistentVolumeReclaimPolicy": "Delete",
+            },
+            "status": {"phase": "Released"},
+        })
+    }
+
+    async fn reclaim(
+        answer: impl Fn(&str) -> (u16, Value) + Send + Sync + 'static,
+    ) -> (Reclaim, Arc<Mutex<Vec<String>>>) {
+        let (context, asked) = scripted::context(move |request| match request {
+            _ if request.contains("customresourcedefinitions") => (200, json!({"metadata": {"name": "x"}})),
+            _ if request.contains("persistentvolumes?") => {
+                (200, json!({"metadata": {}, "items": [released()]}))
+            }
+            _ if request.contains("persistentvolumes") => (200, released()),
+            _ if request.contains("logicalvolumes") => answer(request),
+            _ => (404, json!({"code": 404})),
+        })
+        .await;
+        context.stores.persistent.answered(serde_json::from_value(released()).unwrap());
+        let release = Release::new(Arc::clone(&context));
+        (Reclaim::new(context, release, Departure::Keep), asked)
+    }
+
+    fn logical(deleted: bool) -> Value {
+        json!({
+            "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+            "metadata": {
+                "name": "pvc-1", "uid": "lv-1", "deletionTimestamp": deleted.then_some("2026-01-01T00:00:00Z"),
+            },
+            "status": {"volumeID": "lv-1", "currentSize": "1Gi"},
+        })
+    }
+
+    #[tokio::test]
+    async fn that_an_lv_is_removed_is_not_believed_of_an_object_that_vanished_without_its_node() {
+        for (kept_by_its_node, outcome) in [(true, Outcome::Done), (false, Outcome::Failed)] {
+            let (reclaim, _) = reclaim(move |_| match kept_by_its_node {
+                true => (200, logical(true)),
+                false => (200, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"})),
+            })
+            .await;
+            reclaim.context.stores.volumes.answered(serde_json::from_value(logical(false)).unwrap());
+            assert_eq!(reclaim.look(&"pvc-1".to_owned()).await, outcome);
+            assert_eq!(reclaim.removed.handles().contains("lv-1"), kept_by_its_node);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_seen_to_go_is_not_looked_for() {
+        let (reclaim, asked) = reclaim(|request| panic!("asked was {request}")).await;
+        reclaim.removed.handles().insert("lv-1".to_owned());
+        assert_eq!(reclaim.look(&"pvc-1".to_owned()).await, Outcome::Done);
+        let verbs: Vec<String> =
+            asked.lock().unwrap().iter().map(|request| request[..6].to_owned()).collect();
+        assert_eq!(verbs, ["PATCH ", "DELETE"]);
+    }
 
     fn decided(phase: &str, policy: &str, marked: bool, deleted: bool) -> Act {
         let volume: PersistentVolume = serde_json::from_value(json!({
@@ -276,6 +359,19 @@ mod tests {
         assert_eq!(decided("Bound", "Delete", true, false), Act::Nothing);
         assert_eq!(decided("Bound", "Delete", true, true), Act::Nothing);
         assert_eq!(decided("Bound", "Delete", false, true), Act::Nothing);
+    }
+
+    #[test]
+    fn nothing_is_put_back_for_a_node_that_leaves_and_gives_its_volumes_up() {
+        let node = |deleted: Option<&str>| -> Node {
+            serde_json::from_value(json!({"metadata": {"name": "n", "deletionTimestamp": deleted}})).unwrap()
+        };
+        let (stays, leaves) = (node(None), node(Some("2026-01-01T00:00:00Z")));
+        for departure in [Departure::Keep, Departure::Delete] {
+            assert!(could_remove(Some(&stays), departure) && !could_remove(None, departure));
+        }
+        assert!(could_remove(Some(&leaves), Departure::Keep));
+        assert!(!could_remove(Some(&leaves), Departure::Delete));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! that ask at that time.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,11 +19,11 @@ use lvms_cluster::slim::{PersistentVolume, SnapshotContent};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
 use lvms_cluster::write::{self, is_not_found, passes};
-use lvms_cluster::{Outcome, Reference, Work};
+use lvms_cluster::{Outcome, Reference, Work, pages};
 use serde_json::json;
-use tokio::sync::Mutex as AsyncMutex;
 
 use crate::Context;
+use crate::question::Question;
 
 /// What still names a volume is looked at again after ten seconds, and later at the most after five minutes.
 const PATIENCE: Patience = Patience { first: Duration::from_secs(10), longest: Duration::from_secs(300) };
@@ -31,9 +32,6 @@ const AT_ONCE: usize = 8;
 
 /// So long a node has to let go what has no LV.
 const NODES_TURN: Duration = Duration::from_secs(10);
-
-/// PersistentVolumes per answer.
-const PAGE: u32 = 200;
 
 /// Why a volume is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +55,17 @@ impl std::fmt::Display for Kept {
     }
 }
 
+/// What has become of a LogicalVolume that was to go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Removal {
+    /// Its node may remove the LV, and lets it go then.
+    Released,
+    /// It was gone before that was said: no node has removed the LV.
+    Vanished,
+    /// It stays.
+    Kept(Kept),
+}
+
 /// What the API says names volumes, by handle.
 struct Answer {
     definition_goes: bool,
@@ -64,20 +73,11 @@ struct Answer {
     named: BTreeMap<String, String>,
 }
 
-/// How often the API was asked, and what it said last.
-#[derive(Default)]
-struct Asked {
-    times: u64,
-    /// With the number of the question.
-    answer: Option<(u64, Arc<Answer>)>,
-}
-
 /// Decides what may go.
 pub struct Release {
     context: Arc<Context>,
     work: Arc<Work<String>>,
-    asking: AsyncMutex<()>,
-    asked: Mutex<Asked>,
+    question: Question<Answer>,
     /// What we are deleting ourselves.
     removing: Mutex<BTreeSet<String>>,
 }
@@ -115,13 +115,7 @@ impl Release {
                 told.add(volume.name().to_owned());
             }
         });
-        Arc::new(Release {
-            context,
-            work,
-            asking: AsyncMutex::default(),
-            asked: Mutex::default(),
-            removing: Mutex::default(),
-        })
+        Arc::new(Release { context, work, question: Question::default(), removing: Mutex::default() })
     }
 
     /// The names that wait.
@@ -169,11 +163,11 @@ impl Release {
         }
     }
 
-    /// Deletes a LogicalVolume and releases it if nothing names it any more; says why not otherwise. The release is
-    /// written last: on an object that lives on it would be a key that somebody finds later.
-    pub async fn remove(&self, volume: &LogicalVolume) -> Result<Option<Kept>, kube::Error> {
+    /// Deletes a LogicalVolume and releases it if nothing names it any more. The release is written last: on an object
+    /// that lives on it would be a key that somebody finds later.
+    pub async fn remove(&self, volume: &LogicalVolume) -> Result<Removal, kube::Error> {
         if let Some(kept) = self.kept(volume.lv()).await? {
-            return Ok(Some(kept));
+            return Ok(Removal::Kept(kept));
         }
         let name = volume.name().to_owned();
         self.removing().insert(name.clone());
@@ -183,14 +177,14 @@ impl Release {
             // It may be deleted by now, and is looked at like what others have deleted.
             self.work.add(name);
         }
-        removed.map(|()| None)
+        removed
     }
 
-    async fn delete_and_release(&self, volume: &LogicalVolume) -> Result<(), kube::Error> {
+    async fn delete_and_release(&self, volume: &LogicalVolume) -> Result<Removal, kube::Error> {
         let api = self.context.logical_volumes();
         match write::delete(&api, volume.name(), volume.uid()).await? {
-            Some(deleted) => self.write(&deleted).await,
-            None => Ok(()),
+            Some(deleted) => self.write(&deleted).await.map(|()| Removal::Released),
+            None => Ok(Removal::Vanished),
         }
     }
 
@@ -210,61 +204,30 @@ impl Release {
     }
 
     async fn kept(&self, handle: &str) -> Result<Option<Kept>, kube::Error> {
-        let answer = self.ask().await?;
+        let answer = self.question.ask(self.look_at_all()).await?;
         if answer.definition_goes {
             return Ok(Some(Kept::DefinitionGoes));
         }
         Ok(answer.named.get(handle).cloned().map(Kept::Named))
     }
 
-    /// Asks the API what names volumes. Whoever comes while it is asked waits, and is served by the next answer, which
-    /// was asked for after it came.
-    async fn ask(&self) -> Result<Arc<Answer>, kube::Error> {
-        let before = self.asked().times;
-        let _turn = self.asking.lock().await;
-        if let Some((number, answer)) = &self.asked().answer
-            && *number > before
-        {
-            return Ok(Arc::clone(answer));
-        }
-        let number = {
-            let mut asked = self.asked();
-            asked.times += 1;
-            asked.times
-        };
-        let answer = Arc::new(self.look_at_all().await?);
-        self.asked().answer = Some((number, Arc::clone(&answer)));
-        Ok(answer)
-    }
-
-    fn asked(&self) -> std::sync::MutexGuard<'_, Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn look_at_contents(&self, named: &mut BTreeMap<String, String>) -> Result<(), kube::Error> {
         let api: Api<SnapshotContent> = Api::all(self.context.client.clone());
-        let mut page = ListParams::default().limit(PAGE);
-        loop {
-            let list = match api.list(&page).await {
-                Ok(list) => list,
-                // A cluster without the snapshot API has no snapshots.
-                Err(error) if is_not_found(&error) => return Ok(()),
-                Err(error) => return Err(error),
-            };
-            for content in &list.items {
-                let goes =
-                    content.metadata.deletion_timestamp.is_some() && content.spec.deletion_policy == "Delete";
-                let told = content.status.as_ref().and_then(|status| status.snapshot_handle.as_ref());
-                if content.spec.driver == self.context.personality.driver() && !goes {
-                    for handle in told.into_iter().chain(&content.spec.source.snapshot_handle) {
-                        named.insert(handle.clone(), format!("VolumeSnapshotContent {}", content.name_any()));
-                    }
+        let look = |content: SnapshotContent| {
+            let goes =
+                content.metadata.deletion_timestamp.is_some() && content.spec.deletion_policy == "Delete";
+            let told = content.status.as_ref().and_then(|status| status.snapshot_handle.as_ref());
+            if content.spec.driver == self.context.personality.driver() && !goes {
+                for handle in told.into_iter().chain(&content.spec.source.snapshot_handle) {
+                    named.insert(handle.clone(), format!("VolumeSnapshotContent {}", content.name_any()));
                 }
             }
-            match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => page = page.continue_token(&token),
-                None => return Ok(()),
-            }
+            ControlFlow::<()>::Continue(())
+        };
+        match pages::each(&api, ListParams::default(), look).await {
+            // A cluster without the snapshot API has no snapshots.
+            Err(error) if !is_not_found(&error) => Err(error),
+            _ => Ok(()),
         }
     }
 
@@ -276,21 +239,15 @@ impl Release {
         let definition = definitions.get(&name).await?;
         let api: Api<PersistentVolume> = Api::all(self.context.client.clone());
         let mut named = BTreeMap::new();
-        let mut page = ListParams::default().limit(PAGE);
-        loop {
-            let list = api.list(&page).await?;
-            for volume in &list.items {
-                if let Some(handle) = volume.handle(personality.driver())
-                    && !is_given_up(volume)
-                {
-                    named.insert(handle.to_owned(), format!("PersistentVolume {}", volume.name()));
-                }
+        let look = |volume: PersistentVolume| {
+            if let Some(handle) = volume.handle(personality.driver())
+                && !is_given_up(&volume)
+            {
+                named.insert(handle.to_owned(), format!("PersistentVolume {}", volume.name()));
             }
-            match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => page = page.continue_token(&token),
-                None => break,
-            }
-        }
+            ControlFlow::<()>::Continue(())
+        };
+        pages::each(&api, ListParams::default(), look).await?;
         self.look_at_contents(&mut named).await?;
         Ok(Answer { definition_goes: definition.metadata.deletion_timestamp.is_some(), named })
     }

@@ -4,6 +4,7 @@
 mod decide;
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use lvms_cluster::slim::{Claim, ClaimCondition, PersistentVolume, Pod};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, is_not_found, passes};
-use lvms_cluster::{Key, Outcome, Reference, Work};
+use lvms_cluster::{Key, Outcome, Reference, Work, pages};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -40,8 +41,6 @@ const NOTHING_ON_NODE: &str = "volume.kubernetes.io/node-expansion-not-required"
 pub struct Resize {
     context: Arc<Context>,
     work: Arc<Work<Key>>,
-    /// Versions of LogicalVolumes as we have written them: what their status says is about an older wish.
-    asked: Mutex<BTreeMap<String, String>>,
     /// Sizes that claims were refused, and until when they are not tried again.
     refused: Mutex<BTreeMap<Key, (u64, Instant)>>,
 }
@@ -79,7 +78,7 @@ impl Resize {
                 told.add(key);
             }
         });
-        Resize { context, work, asked: Mutex::default(), refused: Mutex::default() }
+        Resize { context, work, refused: Mutex::default() }
     }
 
     /// The names that wait.
@@ -109,8 +108,7 @@ impl Resize {
         let Some(volume) = persistent.handle(driver).and_then(|handle| stores.by_handle(handle)) else {
             return Ok(Outcome::Done);
         };
-        let stale = lock(&self.asked).get(volume.name()) == volume.metadata.resource_version.as_ref();
-        let act = decide(&View { claim: &claim, persistent: &persistent, volume: &volume, stale });
+        let act = decide(&View { claim: &claim, persistent: &persistent, volume: &volume });
         tracing::debug!(claim = %key, ?act, "looked at");
         match act {
             Act::Nothing => Ok(Outcome::Done),
@@ -192,7 +190,9 @@ impl Resize {
                     self.write(&claim, change, false).await?;
                 }
                 if infeasible {
-                    lock(&self.refused).insert(key.clone(), (size, Instant::now() + INFEASIBLE));
+                    let mut refused = lock(&self.refused);
+                    refused.retain(|_, (_, until)| *until > Instant::now());
+                    refused.insert(key.clone(), (size, Instant::now() + INFEASIBLE));
                     return Ok(Outcome::After(INFEASIBLE));
                 }
                 Ok(Outcome::Failed)
@@ -200,16 +200,21 @@ impl Resize {
         }
     }
 
-    /// Asks the node of a LogicalVolume for a size.
+    /// Asks the node of a LogicalVolume for a size. What the status says is about what is asked: what was refused before
+    /// is taken back first, or whoever leads by then would believe it.
     async fn ask(&self, volume: &LogicalVolume, size: u64) -> Result<(), kube::Error> {
+        let api = self.context.logical_volumes();
+        let forgotten = match forget(volume) {
+            Some(change) => Some(write::merge_status(&api, volume.name(), change).await?),
+            None => None,
+        };
+        let volume = forgotten.as_ref().unwrap_or(volume);
         let requested = self.context.personality.resize_requested();
         let change = json!({
             "metadata": { "annotations": { requested: resize_time() } },
             "spec": { "size": Quantity::of(size) },
         });
-        let changed = write::change(&self.context.logical_volumes(), volume, change).await?;
-        let version = changed.metadata.resource_version.clone().unwrap_or_default();
-        lock(&self.asked).insert(changed.name().to_owned(), version);
+        let changed = write::change(&api, volume, change).await?;
         self.context.stores.volumes.answered(changed);
         Ok(())
     }
@@ -218,16 +223,19 @@ impl Resize {
     async fn nudge(&self, claim: &Claim) -> Result<(), kube::Error> {
         let namespace = claim.namespace().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(self.context.client.clone(), &namespace);
-        let running = ListParams::default().fields("status.phase=Running").limit(500);
-        for pod in pods.list(&running).await?.items {
-            if pod.uses(&claim.name_any()) {
-                let name = pod.name_any();
-                let now = jiff::Timestamp::now().to_string();
-                let change = json!({ "metadata": { "annotations": { RESIZE_REQUESTED: now } } });
-                match write::merge(&pods, &name, change).await {
-                    Err(error) if !is_not_found(&error) => return Err(error),
-                    _ => {}
-                }
+        let running = ListParams::default().fields("status.phase=Running");
+        let mut concerned = Vec::new();
+        let look = |pod: Pod| {
+            concerned.extend(pod.uses(&claim.name_any()).then(|| pod.name_any()));
+            ControlFlow::<()>::Continue(())
+        };
+        pages::each(&pods, running, look).await?;
+        for name in concerned {
+            let now = jiff::Timestamp::now().to_string();
+            let change = json!({ "metadata": { "annotations": { RESIZE_REQUESTED: now } } });
+            match write::merge(&pods, &name, change).await {
+                Err(error) if !is_not_found(&error) => return Err(error),
+                _ => {}
             }
         }
         Ok(())
@@ -255,7 +263,10 @@ impl Looks<Key> for Resize {
         match self.act(key).await {
             Ok(outcome) => outcome,
             Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(claim = %key, error = %chain(&error), "its growth could not be written");
+                if let Some(claim) = self.context.stores.claims.get(key) {
+                    let told = format!("its growth could not be written: {}", chain(&error));
+                    self.context.events.warn(Reference::to(claim.as_ref(), &()), "VolumeResizeFailed", told);
+                }
                 Outcome::Failed
             }),
         }
@@ -264,6 +275,13 @@ impl Looks<Key> for Resize {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The change that takes back what a node has refused, if it has.
+fn forget(volume: &LogicalVolume) -> Option<Value> {
+    volume.status.as_ref().filter(|status| status.code != 0)?;
+    let version = &volume.metadata.resource_version;
+    Some(json!({ "metadata": { "resourceVersion": version }, "status": { "code": null, "message": null } }))
 }
 
 /// The time as TopoLVM writes it when it asks for more; it only has to differ from the one before.
@@ -299,4 +317,26 @@ fn status(claim: &Claim, conditions: &[(&str, &str)], allocated: Option<(u64, St
         None => status["allocatedResourceStatuses"] = json!({ "storage": null }),
     }
     json!({ "status": status })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_refused_is_taken_back_before_something_else_is_asked_for() {
+        let volume = |status: Value| -> LogicalVolume {
+            serde_json::from_value(json!({
+                "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+                "metadata": {"name": "pvc-1", "resourceVersion": "7"}, "status": status,
+            }))
+            .unwrap()
+        };
+        assert_eq!(forget(&volume(json!({"volumeID": "u", "currentSize": "1Gi"}))), None);
+        let refused =
+            volume(json!({"volumeID": "u", "currentSize": "1Gi", "code": 11, "message": "no room"}));
+        let taken_back =
+            json!({"metadata": {"resourceVersion": "7"}, "status": {"code": null, "message": null}});
+        assert_eq!(forget(&refused), Some(taken_back));
+    }
 }

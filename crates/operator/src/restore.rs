@@ -88,30 +88,30 @@ impl Restore {
         {
             return Ok(Outcome::Done);
         }
-        let made = put_back(&self.context, volume, &wanted).await?;
-        Ok(if made.is_some() { Outcome::Done } else { Outcome::Failed })
+        if let Created::Now(made) = put_back(&self.context, volume, &wanted).await? {
+            let told = format!(
+                "its LogicalVolume was gone and is made again, for the logical volume {} on node {}",
+                made.lv(),
+                made.spec.node_name
+            );
+            self.context.events.warn(Reference::to(volume, &()), "LogicalVolumeRestored", told);
+            return Ok(Outcome::Done);
+        }
+        Ok(Outcome::Failed)
     }
 }
 
-/// Makes the LogicalVolume of a PersistentVolume again; `None` if another one has its name.
+/// Makes the LogicalVolume of a PersistentVolume again, if no other one has its name.
 pub(crate) async fn put_back(
     context: &Context,
     volume: &PersistentVolume,
     wanted: &LogicalVolume,
-) -> Result<Option<LogicalVolume>, kube::Error> {
-    let api = context.logical_volumes();
-    let about = Reference::to(volume, &());
-    match write::create(&api, &json!(wanted)).await? {
+) -> Result<Created<LogicalVolume>, kube::Error> {
+    let made = write::create(&context.logical_volumes(), &json!(wanted)).await?;
+    match &made {
         Created::Now(created) => {
-            let told = format!(
-                "its LogicalVolume was gone and is made again, for the logical volume {} on node {}",
-                wanted.lv(),
-                wanted.spec.node_name
-            );
-            tracing::warn!(volume = volume.name(), "{told}");
-            context.events.warn(about, "LogicalVolumeRestored", told);
+            tracing::info!(volume = volume.name(), lv = wanted.lv(), "its LogicalVolume is made again");
             context.stores.volumes.answered(created.clone());
-            Ok(Some(created))
         }
         Created::AlreadyThere => {
             let told = format!(
@@ -119,10 +119,10 @@ pub(crate) async fn put_back(
                 volume.name(),
                 wanted.lv()
             );
-            context.events.warn(about, "LogicalVolumeMissing", told);
-            Ok(None)
+            context.events.warn(Reference::to(volume, &()), "LogicalVolumeMissing", told);
         }
     }
+    Ok(made)
 }
 
 /// The LogicalVolume that a PersistentVolume in use must have; none if its data is not wanted any more.
@@ -172,7 +172,9 @@ impl Looks<String> for Restore {
         match self.act(&volume).await {
             Ok(outcome) => outcome,
             Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(volume = name, error = %chain(&error), "its LogicalVolume cannot be made again");
+                let told =
+                    format!("its LogicalVolume is not known, and cannot be made again: {}", chain(&error));
+                self.context.events.warn(Reference::to(volume.as_ref(), &()), "LogicalVolumeMissing", told);
                 Outcome::Failed
             }),
         }

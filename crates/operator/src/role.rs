@@ -19,10 +19,8 @@ use lvms_csi::proto::identity_server::IdentityServer;
 use lvms_csi::{Controller, Identity, sockets};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
-use crate::Context;
 use crate::capacity::Capacity;
 use crate::leftovers::{Departure, Leftovers};
 use crate::metrics::Metrics;
@@ -30,6 +28,7 @@ use crate::orphans::Orphans;
 use crate::predecessor::Predecessor;
 use crate::protect::Protect;
 use crate::provision::{Provision, identity};
+use crate::question::Question;
 use crate::reclaim::Reclaim;
 use crate::release::Release;
 use crate::resize::Resize;
@@ -37,6 +36,7 @@ use crate::restore::Restore;
 use crate::snapshot::Snapshots;
 use crate::stores::Stores;
 use crate::volumes::{ClusterVolumes, least};
+use crate::{Context, limits};
 
 /// The cluster's part.
 #[derive(Clone)]
@@ -51,7 +51,7 @@ pub struct Role {
     pub pod: Option<String>,
     /// What becomes of the volumes of a node that leaves.
     pub departure: Departure,
-    /// What is watched; a node in the same process looks at the same LogicalVolumes.
+    /// What is watched while it leads is begun from this; a node in the same process looks at the same LogicalVolumes.
     pub stores: Arc<Stores>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
@@ -72,17 +72,7 @@ impl Role {
         let identity = format!("{name}_{}", uuid::Uuid::new_v4());
         let client = self.connection.client.clone();
         let mut candidate = Candidate::new(client, &self.namespace, LEASE, &identity, Timing::default());
-        let led = candidate
-            .lead(stop, || {
-                // What a former time as the leader has left in the stores may be old.
-                let role = Role { stores: Arc::default(), ..self.clone() };
-                async move {
-                    // Told when it ends, however it does.
-                    let _counted = Counted(Arc::clone(&role.metrics));
-                    role.lead_alone().await;
-                }
-            })
-            .await;
+        let led = candidate.lead(stop, || self.lead_once()).await;
         if led {
             self.let_in().await;
             candidate.release().await;
@@ -92,20 +82,18 @@ impl Role {
     /// Leads where nobody else can, whenever no predecessor can act. Without the API nobody knows that for long: the
     /// work ends then, and begins again with what the API says when it is back.
     pub async fn lead_on(self) -> Infallible {
-        again_and_again(Arc::clone(&self.stores), |stores| {
-            let role = Role { stores, ..self.clone() };
-            async move {
-                let _counted = Counted(Arc::clone(&role.metrics));
-                role.lead_alone().await;
-            }
-        })
-        .await
+        again_and_again(|| self.lead_once()).await
     }
 
-    /// Does all work as long as no predecessor can do any.
-    async fn lead_alone(self) {
-        let predecessor = self.predecessor();
-        predecessor.kept_out(self.lead()).await;
+    /// Does all work, with nothing in mind, as long as no predecessor can do any.
+    fn lead_once(&self) -> impl Future<Output = ()> + use<> {
+        let role = Role { stores: Arc::new(self.stores.anew()), ..self.clone() };
+        async move {
+            // Told when it ends, however it does.
+            let _counted = Counted(Arc::clone(&role.metrics));
+            let _listening = role.stores.listening();
+            role.predecessor().kept_out(role.lead()).await;
+        }
     }
 
     /// Gives up what keeps a predecessor from acting.
@@ -124,7 +112,7 @@ impl Role {
     }
 
     /// Does all work, for ever.
-    async fn lead(self) {
+    async fn lead(&self) {
         let mut tasks = JoinSet::new();
         let stores = Arc::clone(&self.stores);
         let context = Arc::new(Context {
@@ -134,13 +122,15 @@ impl Role {
             stores: Arc::clone(&stores),
             events: self.events(),
             identity: identity(self.personality),
+            names: Question::default(),
         });
         let owner = self.owner().await;
+        limits::tell(&self.connection.client).await;
         // Whoever acts is told of every object: all listen before the first is read.
         let protect = Protect::new(Arc::clone(&context));
         let provision = Provision::new(Arc::clone(&context), Arc::clone(&protect));
         let release = Release::new(Arc::clone(&context));
-        let reclaim = Reclaim::new(Arc::clone(&context), Arc::clone(&release));
+        let reclaim = Reclaim::new(Arc::clone(&context), Arc::clone(&release), self.departure);
         let restore = Restore::new(Arc::clone(&context));
         let orphans = Orphans::new(Arc::clone(&context), Arc::clone(&release));
         let resize = Resize::new(Arc::clone(&context));
@@ -201,14 +191,10 @@ impl Role {
     }
 }
 
-/// Acts, and acts again when that has ended. What the first act knows may be old by then: each other begins with nothing.
-async fn again_and_again<Act: Future<Output = ()>>(
-    first: Arc<Stores>,
-    act: impl Fn(Arc<Stores>) -> Act,
-) -> Infallible {
-    let mut stores = first;
+/// Acts, and acts again when that has ended.
+async fn again_and_again<Act: Future<Output = ()>>(act: impl Fn() -> Act) -> Infallible {
     loop {
-        act(std::mem::take(&mut stores)).await;
+        act().await;
         tracing::warn!("does not lead any more");
         tokio::time::sleep(AGAIN).await;
     }
@@ -234,7 +220,7 @@ async fn serve(socket: PathBuf, personality: Personality, volumes: ClusterVolume
     let served = Server::builder()
         .add_service(IdentityServer::new(identity))
         .add_service(ControllerServer::new(controller))
-        .serve_with_incoming(UnixListenerStream::new(listener))
+        .serve_with_incoming(sockets::connections(listener))
         .await;
     tracing::error!(?served, "the Controller service has ended");
 }
@@ -269,22 +255,15 @@ impl Drop for Counted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
 
     #[tokio::test(start_paused = true)]
-    async fn a_leader_whose_work_has_ended_leads_again_with_nothing_in_mind() {
-        let first = Arc::new(Stores { are_volumes_followed: true, ..Stores::default() });
-        let led: Mutex<Vec<Arc<Stores>>> = Mutex::default();
-        let leading = again_and_again(Arc::clone(&first), |stores| {
-            led.lock().unwrap().push(stores);
+    async fn a_leader_whose_work_has_ended_leads_again() {
+        let times = std::cell::Cell::new(0);
+        let leading = again_and_again(|| {
+            times.set(times.get() + 1);
             std::future::ready(())
         });
         assert!(tokio::time::timeout(3 * AGAIN, leading).await.is_err(), "it has ended");
-        let led = led.into_inner().unwrap();
-        assert!(led.len() > 2, "it has led {} times", led.len());
-        assert!(Arc::ptr_eq(&led[0], &first));
-        // They follow all objects themselves, and share nothing with a former time.
-        assert!(led[1..].iter().all(|stores| !stores.are_volumes_followed));
-        assert!(!Arc::ptr_eq(&led[1], &led[2]));
+        assert!(times.get() > 2, "it has led {} times", times.get());
     }
 }

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use self::decide::{Act, BEING_CREATED, FINALIZER, View, decide};
 pub(crate) use self::decide::{handle, volume_name};
 use crate::Context;
-use crate::release::Release;
+use crate::release::{Release, Removal};
 
 const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(300) };
 
@@ -182,7 +182,7 @@ impl Snapshots {
             return Ok(Outcome::Done);
         }
         tracing::info!(content = content.name_any(), volume = volume.name(), "is to be deleted");
-        if let Some(kept) = self.release.remove(volume).await? {
+        if let Removal::Kept(kept) = self.release.remove(volume).await? {
             self.tell_of_deletion(content, &kept.to_string()).await?;
             return Ok(Outcome::Failed);
         }
@@ -229,7 +229,8 @@ impl Looks<String> for Snapshots {
         match self.act(&content).await {
             Ok(outcome) => outcome,
             Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(content = name, error = %chain(&error), "the snapshot could not be written");
+                let told = format!("the snapshot could not be written: {}", chain(&error));
+                self.context.events.warn(self.about(&content), "SnapshotContentCheckandUpdateFailed", told);
                 Outcome::Failed
             }),
         }

@@ -35,7 +35,7 @@ pub struct Stores {
     pub capacities: Arc<Store<Capacity>>,
     /// Contents of snapshots of our driver, where a cluster has such things.
     pub contents: Arc<Store<SnapshotContent>>,
-    /// Whether somebody else in this process follows the LogicalVolumes, and goes on when we do not lead any more.
+    /// Whether somebody else in this process follows the LogicalVolumes, whether we lead or not.
     pub are_volumes_followed: bool,
 }
 
@@ -47,7 +47,37 @@ pub fn provisioner(claim: &Claim) -> Option<&str> {
     STORAGE_PROVISIONER.iter().find_map(|key| annotation(&claim.metadata, key))
 }
 
+/// Who listens to stores until this is dropped. Each of them may hold others of these stores: none would ever go.
+pub(crate) struct Listening(Arc<Stores>);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let Stores { claims, persistent, classes, nodes, lvm_nodes, volumes, capacities, contents, .. } =
+            self.0.as_ref();
+        claims.hush();
+        persistent.hush();
+        classes.hush();
+        nodes.hush();
+        lvm_nodes.hush();
+        volumes.hush();
+        capacities.hush();
+        contents.hush();
+    }
+}
+
 impl Stores {
+    /// For another time as the leader, which begins with nothing: what a former one has left may be old. What somebody
+    /// else follows all the time is not.
+    pub(crate) fn anew(&self) -> Stores {
+        let volumes = if self.are_volumes_followed { Arc::new(self.volumes.share()) } else { Arc::default() };
+        Stores { volumes, are_volumes_followed: self.are_volumes_followed, ..Stores::default() }
+    }
+
+    /// Whoever begins to listen stops when this is dropped.
+    pub(crate) fn listening(self: &Arc<Stores>) -> Listening {
+        Listening(Arc::clone(self))
+    }
+
     /// Follows all of them, in tasks that end with the set.
     pub fn follow(
         &self,
@@ -127,4 +157,48 @@ impl Stores {
 
 fn all<K>() -> Keep<K> {
     Box::new(|_| true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lvms_api::logical_volume::Spec;
+
+    fn volume(name: &str) -> LogicalVolume {
+        LogicalVolume::new(Personality::Topolvm, Spec { name: name.into(), ..Spec::default() })
+    }
+
+    #[test]
+    fn a_time_as_the_leader_leaves_nothing_behind_in_what_others_follow() {
+        let ours = Stores { are_volumes_followed: true, ..Stores::default() };
+        for round in 0..3 {
+            let term = Arc::new(ours.anew());
+            assert!(term.are_volumes_followed);
+            let listening = term.listening();
+            let (told, claims) = (Arc::new(()), Arc::clone(&term.claims));
+            let held = Arc::clone(&told);
+            term.volumes.listen(move |_, _| {
+                let _held = (&held, &claims);
+            });
+            let (held, volumes) = (Arc::clone(&told), Arc::clone(&term.volumes));
+            term.claims.listen(move |_, _| {
+                let _held = (&held, &volumes);
+            });
+            ours.volumes.answered(volume(&format!("pvc-{round}")));
+            assert_eq!(term.volumes.all().len(), round + 1);
+            let former = Arc::downgrade(&term);
+            drop(term);
+            drop(listening);
+            assert_eq!(Arc::strong_count(&told), 1, "somebody still listens");
+            assert!(former.upgrade().is_none());
+        }
+    }
+
+    #[test]
+    fn what_nobody_else_follows_is_not_known_to_the_next_time_as_the_leader() {
+        let former = Stores::default();
+        former.volumes.answered(volume("pvc-1"));
+        assert_eq!(former.anew().volumes.all().len(), 0);
+        assert!(!former.anew().are_volumes_followed);
+    }
 }

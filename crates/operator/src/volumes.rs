@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::Context;
 use crate::provision::Parameters;
-use crate::release::Release;
+use crate::release::{Release, Removal};
 use crate::resize::resize_time;
 
 /// The volumes of a cluster.
@@ -106,8 +106,8 @@ impl ClusterVolumes {
         let Some(volume) = self.context.stores.by_handle(id) else { return Ok(()) };
         if !volume.is_deleted() {
             match self.release.remove(&volume).await {
-                Ok(None) => {}
-                Ok(Some(kept)) => return Err(Error::new(Kind::Precondition, kept.to_string())),
+                Ok(Removal::Released | Removal::Vanished) => {}
+                Ok(Removal::Kept(kept)) => return Err(Error::new(Kind::Precondition, kept.to_string())),
                 Err(error) if is_conflict(&error) => return Err(too_late(volume.name())),
                 Err(error) => return Err(failed(&error)),
             }
@@ -212,7 +212,8 @@ impl Volumes for ClusterVolumes {
         let mut wished = LogicalVolume::new(self.context.personality, spec);
         let block = request.access.iter().any(|access| access.how == How::Block);
         let mode = if block { "Block" } else { "Filesystem" };
-        wished.metadata.annotations = Some([(VOLUME_MODE.to_owned(), mode.to_owned())].into());
+        let annotations = wished.metadata.annotations.get_or_insert_default();
+        annotations.insert(VOLUME_MODE.to_owned(), mode.to_owned());
         let made = self.make(wished, deadline).await?;
         Ok(Volume { source: request.source, ..self.volume(&made) })
     }

@@ -201,7 +201,9 @@ impl Bench<'_> {
         for kind in ["thick", "thin"] {
             entries.extend(self.volumes(kind)?);
         }
-        entries.extend(self.costs()?);
+        for kind in ["thick", "thin"] {
+            entries.extend(self.costs(kind)?);
+        }
         entries.push(self.memory("RSS after the volumes' coming and going", Some(0.1))?);
         entries.push(Entry::new(
             "single-node: RSS",
@@ -283,17 +285,17 @@ impl Bench<'_> {
     }
 
     /// What a volume costs from its claim to its end, mounted between: writes to the API and processes.
-    fn costs(&self) -> Result<Vec<Entry>> {
-        let step = progress::step("what a volume costs");
+    fn costs(&self, kind: &str) -> Result<Vec<Entry>> {
+        let step = progress::step(format!("what a {kind} volume costs"));
         let (mut writes, mut many, mut processes) = <(Times, Times, Times)>::default();
         for side in SIDES {
             let audit = Audit::begin()?;
-            self.claims(side, "thick", &["burst", &BURST.to_string()])?;
+            self.claims(side, kind, &["burst", &BURST.to_string()])?;
             let written = audit.end()?.writes_but_leases_of(side.namespace());
             many.of(side).push(written as f64 / BURST as f64);
             for _ in 0..ROUNDS {
                 let audit = Audit::begin()?;
-                let started = self.node.started(side, || self.claims(side, "thick", &["pod"]).map(drop))?;
+                let started = self.node.started(side, || self.claims(side, kind, &["pod"]).map(drop))?;
                 let written = audit.end()?;
                 writes.of(side).push(written.writes_but_leases_of(side.namespace()) as f64);
                 // A volume is not mounted without a process: nothing seen is nothing counted.
@@ -301,7 +303,7 @@ impl Bench<'_> {
                 processes.of(side).push(started.processes as f64);
                 println!("{side:?}: {started:?}");
                 if side == Side::Ours {
-                    println!("{}", written.story(side.namespace()));
+                    println!("{}", written.story(side.namespace(), &self.log_of(side)?));
                 }
             }
         }
@@ -310,10 +312,16 @@ impl Bench<'_> {
             Entry::new(name, "", &times.ours, &[], Some(AtMost(most))).beside(super::median(&times.theirs))
         };
         Ok(vec![
-            entry("a mounted volume's life: writes to the API", &writes, 10.0),
-            entry(&format!("a volume's life, one of {BURST}: writes to the API"), &many, 10.0),
-            entry("a mounted volume's life: processes", &processes, 6.0),
+            entry(&format!("{kind}: a mounted volume's life: writes to the API"), &writes, 10.0),
+            entry(&format!("{kind}: a volume's life, one of {BURST}: writes to the API"), &many, 10.0),
+            entry(&format!("{kind}: a mounted volume's life: processes"), &processes, 6.0),
         ])
+    }
+
+    /// What a side has logged of late, each line with its time.
+    fn log_of(&self, side: Side) -> Result<String> {
+        let log = ["logs", "--selector=app.kubernetes.io/name=lvms", "--timestamps", "--tail=200"];
+        self.cluster.kubectl(["--namespace", side.namespace()].iter().chain(&log))
     }
 
     /// What volumes cost that nobody does anything with.

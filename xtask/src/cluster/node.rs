@@ -72,7 +72,7 @@ impl Node {
             ("etc/kubernetes/kubelet.key", serving.key),
             ("etc/kubernetes/kubelet.kubeconfig", authority.kubeconfig(server, &user, &["system:nodes"])?),
             ("etc/kubernetes/kubelet.json", kubelet(options)),
-            ("etc/kubernetes/start-kubelet", kubelet_script(&name, guest.address)),
+            ("etc/kubernetes/start-kubelet", kubelet_script(&name, guest.address, options.kubelet)),
             ("etc/kubernetes/start", start_script(options)),
         ];
         let node = Node { name, guest };
@@ -163,9 +163,9 @@ fn kubelet(options: &Options) -> String {
 }
 
 /// Programs that stay must not hold a script's outputs, or the script would not end.
-fn kubelet_script(name: &str, address: Ipv4Addr) -> String {
+fn kubelet_script(name: &str, address: Ipv4Addr, directory: &str) -> String {
     format!(
-        "setsid kubelet --config=/etc/kubernetes/kubelet.json --kubeconfig=/etc/kubernetes/kubelet.kubeconfig \
+        "setsid kubelet --root-dir={directory} --config=/etc/kubernetes/kubelet.json --kubeconfig=/etc/kubernetes/kubelet.kubeconfig \
  --hostname-override={name} --node-ip={address} </dev/null >>/var/log/kubelet.log 2>&1 &
 "
     )

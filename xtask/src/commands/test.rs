@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
@@ -34,9 +34,9 @@ pub(crate) struct Options {
     /// Let what takes minutes by its nature take more of them: the API server is away for ten.
     #[arg(long)]
     long: bool,
-    /// How long the churn goes on.
-    #[arg(long, value_name = "NUMBER", default_value_t = 3)]
-    minutes: u64,
+    /// How long the churn goes on at least, and until two hundred claims have lived; otherwise it is short.
+    #[arg(long, value_name = "NUMBER")]
+    minutes: Option<u64>,
     /// How chance falls in the churn, as a run has printed it; otherwise by the clock.
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
@@ -62,8 +62,7 @@ impl Options {
 
     fn churn(&self) -> churn::Plan {
         let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let length = Duration::from_secs(60 * self.minutes);
-        churn::Plan { length, seed: self.seed.unwrap_or_else(clock) }
+        churn::Plan::new(self.minutes, self.seed.unwrap_or_else(clock))
     }
 }
 

@@ -34,20 +34,29 @@ const NAME: &str = "volumes_live_and_die_while_everything_is_killed";
 /// How many lives are lived at once.
 const WORKERS: u64 = 8;
 
-/// At the most so many claims are made.
-const CLAIMS: usize = 200;
+/// As long as in every run, and so many claims: less would not be churn, not even on emulated machines.
+const SHORT: (Duration, usize) = (Duration::from_secs(180), 8);
 
-/// Less would not be churn, not even in three minutes on emulated machines.
-const LEAST: usize = 8;
+/// At least so many claims when somebody has time.
+const MANY: usize = 200;
 
 /// If something could not be killed in time, so much longer is tried.
 const LONGER: Duration = Duration::from_secs(420);
 
-/// How long, and how chance falls.
+/// How long, how many claims at least, and how chance falls.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
-    pub(crate) length: Duration,
-    pub(crate) seed: u64,
+    length: Duration,
+    least: usize,
+    seed: u64,
+}
+
+impl Plan {
+    /// For so many minutes, if somebody has asked for them.
+    pub(crate) fn new(minutes: Option<u64>, seed: u64) -> Plan {
+        let (length, least) = minutes.map_or(SHORT, |minutes| (Duration::from_secs(60 * minutes), MANY));
+        Plan { length, least, seed }
+    }
 }
 
 /// Its name.
@@ -70,7 +79,9 @@ pub(crate) fn run(
     }
     println!("     churn with --seed {}", plan.seed);
     let images = [deployed::IMAGES, peers::IMAGES[0]].map(str::to_owned).to_vec();
-    let cluster = Cluster::start(lab, programs, &Options { images, ..Options::nodes(2) })?;
+    // Where some distributions have the kubelet's directory.
+    let options = Options { images, kubelet: "/var/lib/k0s/kubelet", ..Options::nodes(2) };
+    let cluster = Cluster::start(lab, programs, &options)?;
     peers::snapshots::install(cache, &cluster)?;
     deployed::install(&cluster, Shape::Roles).inspect_err(|_| deployed::collect_logs(&cluster, "install"))?;
     cluster.apply(CLASSES)?;
@@ -112,7 +123,8 @@ fn churn(cluster: &Cluster, plan: Plan) -> Result<()> {
             ensure!(changes >= leaders, "{leaders} leaders were killed, and {changes} have followed");
             Ok(true)
         })?;
-        ensure!(completed >= LEAST, "only {completed} claims have lived and died, and not {LEAST}");
+        let least = plan.least;
+        ensure!(completed >= least, "only {completed} claims have lived and died, and not {least}");
         Ok(())
     })
 }
@@ -123,8 +135,8 @@ fn changes_of_leader(cluster: &Cluster) -> Result<u64> {
     lease["spec"]["leaseTransitions"].as_u64().context("a lease that nobody has held")
 }
 
-/// Lives are begun until the time is up and everything was killed once, and all that were begun are lived to their end.
-/// Returns the number of claims.
+/// Lives are begun until the time is up, enough were lived and everything was killed once, and all that were begun are
+/// lived to their end. Returns the number of claims.
 fn live_and_die(stage: &Stage<'_>, plan: Plan) -> Result<(usize, Killed)> {
     let end = Instant::now() + plan.length;
     let latest = end + LONGER;
@@ -133,21 +145,22 @@ fn live_and_die(stage: &Stage<'_>, plan: Plan) -> Result<(usize, Killed)> {
     let (begun, completed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let failures = Mutex::new(Vec::new());
     let failed = || !failures.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
-    let longer = || Instant::now() < latest && !failed();
+    let go_on = || {
+        let now = Instant::now();
+        let all = completed.load(Ordering::Relaxed) >= plan.least;
+        let killed = complete.load(Ordering::Relaxed) || now >= latest;
+        !failed() && (now < end || !all || !killed)
+    };
     let fire = std::thread::scope(|scope| {
         let observing = scope.spawn(|| observer.run(&over));
-        let fire = scope.spawn(|| Fire::new(stage.cluster, plan.seed).burn(end, longer, &complete));
+        let fire = scope.spawn(|| Fire::new(stage.cluster, plan.seed).burn(go_on, &complete));
         let workers: Vec<_> = (0..WORKERS)
             .map(|number| {
                 let (observer, begun, completed, failures) = (&observer, &begun, &completed, &failures);
-                let go_on = || Instant::now() < end || (!complete.load(Ordering::Relaxed) && longer());
                 scope.spawn(move || {
                     let mut chance = Chance::new(plan.seed ^ (number + 1));
-                    while go_on() && !failed() {
+                    while go_on() {
                         let life = begun.fetch_add(1, Ordering::Relaxed);
-                        if (life + 1) * life::CLAIMS > CLAIMS {
-                            break;
-                        }
                         match Life::new(stage, observer, life, &mut chance).live() {
                             Ok(()) => completed.fetch_add(life::CLAIMS, Ordering::Relaxed),
                             Err(error) => {

@@ -7,8 +7,10 @@ mod by_hand;
 mod crashes;
 mod definitions;
 mod departure;
+mod no_room;
 mod outage;
 mod protection;
+mod refused;
 mod restored;
 mod scenarios;
 mod single;
@@ -53,7 +55,9 @@ fn roles(brief: bool, long: bool) -> Vec<Case> {
     let outage = if long { outage::LONG } else { outage::SHORT };
     let definitions = if brief { &[] } else { definitions::CASES };
     let scenarios = scenarios::of_three_nodes();
-    [CASES, protection::CASES, bad_input::CASES, departure::CASES, &scenarios, outage, definitions].concat()
+    let cases =
+        [CASES, protection::CASES, bad_input::CASES, no_room::CASES, refused::CASES, departure::CASES];
+    [cases.concat(), scenarios, outage.to_vec(), definitions.to_vec()].concat()
 }
 
 /// What is done in a cluster with one.
@@ -78,8 +82,10 @@ pub(crate) fn run(
     for (part, nodes, shape, cases) in
         [("roles", 3, Shape::Roles, &roles), ("single-node", 1, Shape::SingleNode, &single)]
     {
-        // Without it the kubelet does not tell what is wrong with a volume.
-        let feature_gates = vec!["CSIVolumeHealth=true".to_owned()];
+        // Without these the kubelet does not tell what is wrong with a volume, and the scheduler does not prefer a node
+        // with more room.
+        let feature_gates =
+            ["CSIVolumeHealth=true", "StorageCapacityScoring=true"].map(str::to_owned).to_vec();
         let options = Options {
             images: images.clone(),
             feature_gates,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lab_protocol::agent::Ended;
-use lab_protocol::disk::{Disk, GIB};
+use lab_protocol::disk::{Disk, GIB, MIB};
 
 use super::{Choice, Results, Suite};
 use crate::guest::{Guest, Spec};
@@ -69,7 +69,12 @@ pub(crate) fn run(lab: &Arc<Lab>, choice: &Choice, results: &mut Results) -> Res
                     Some(guest) => guest,
                     None => guest.insert(start(lab, place)?),
                 };
-                sanity(guest, &STANDALONE, class, access)
+                let parameters = format!("topolvm.io/device-class: {class}\n");
+                sanity(
+                    guest,
+                    &STANDALONE,
+                    &Volumes { kind: class, access, parameters: &parameters, size: 64 * MIB },
+                )
             });
         }
         if let Some(guest) = guest {
@@ -113,12 +118,25 @@ pub(super) struct Target {
 
 const STANDALONE: Target = Target { program: "/lab/csi-sanity", socket: driver::SOCKET, controller: None };
 
-/// Runs csi-sanity on volumes of a class; nothing may fail, be skipped without being listed, or be left.
-pub(super) fn sanity(guest: &Guest, target: &Target, class: &str, access: &str) -> Result<()> {
-    let directory = format!("/run/sanity-{class}-{access}");
+/// What it is run on.
+pub(super) struct Volumes<'a> {
+    /// What they are called in logs.
+    pub(super) kind: &'a str,
+    /// `mount` or `block`.
+    pub(super) access: &'a str,
+    /// What a StorageClass would ask for.
+    pub(super) parameters: &'a str,
+    /// How large they are; they grow to twice as much.
+    pub(super) size: u64,
+}
+
+/// Runs csi-sanity; nothing may fail, be skipped without being listed, or be left.
+pub(super) fn sanity(guest: &Guest, target: &Target, volumes: &Volumes<'_>) -> Result<()> {
+    let Volumes { kind, access, .. } = volumes;
+    let directory = format!("/run/sanity-{kind}-{access}");
     guest.script(&format!("rm -rf {directory}; mkdir {directory}")).run()?;
     let parameters = format!("{directory}/parameters.yaml");
-    guest.put(&parameters, 0o644, format!("topolvm.io/device-class: {class}\n"))?;
+    guest.put(&parameters, 0o644, volumes.parameters)?;
     let before = free(guest)?;
     let mut words = vec![
         target.program.to_owned(),
@@ -129,13 +147,13 @@ pub(super) fn sanity(guest: &Guest, target: &Target, class: &str, access: &str) 
         format!("--csi.stagingdir={directory}/staging"),
         format!("--csi.testvolumeparameters={parameters}"),
         format!("--csi.testvolumeaccesstype={access}"),
-        "--csi.testvolumesize=67108864".into(),
-        "--csi.testvolumeexpandsize=134217728".into(),
+        format!("--csi.testvolumesize={}", volumes.size),
+        format!("--csi.testvolumeexpandsize={}", 2 * volumes.size),
     ];
     words.extend(target.controller.map(|socket| format!("--csi.controllerendpoint={socket}")));
     let ran = guest.command(words).limit(LIMIT).output()?;
     let said = format!("{}\n{}", ran.text(), ran.complaint());
-    fs::write(format!("csi-sanity-lvms-{class}-{access}.log"), &said)?;
+    fs::write(format!("csi-sanity-lvms-{kind}-{access}.log"), &said)?;
     let report = guest.command(["cat", &format!("{directory}/report.json")]).run();
     let report = Report::parse(&report.with_context(|| process::last_lines(&said, 30))?.text())?;
     ensure!(
@@ -151,11 +169,7 @@ pub(super) fn sanity(guest: &Guest, target: &Target, class: &str, access: &str) 
     ensure!(no_more.is_empty(), "in the list of what lvms lacks, and not skipped:\n{}", no_more.join("\n"));
     let after = free(guest)?;
     ensure!(before == after, "before there was {before}, now {after}");
-    eprintln!(
-        "  csi-sanity, {class} by {access}: {} passed, {} skipped",
-        report.passed,
-        report.skipped.len()
-    );
+    eprintln!("  csi-sanity, {kind} by {access}: {} passed, {} skipped", report.passed, report.skipped.len());
     Ok(())
 }
 

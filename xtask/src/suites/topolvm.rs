@@ -85,7 +85,9 @@ pub(crate) fn run(
             continue;
         }
         let images = peers::IMAGES.iter().chain(&[deployed::IMAGES]).map(|&image| image.to_owned()).collect();
-        let options = Options { images, ..Options::nodes(1) };
+        // Who writes what while both are there.
+        let audit = part == "take-over" || part == "legacy";
+        let options = Options { images, audit, ..Options::nodes(1) };
         let suite = InOneCluster { suite: Suite::Topolvm, part, options, cases };
         suite.run(lab, programs, choice, results, |cluster| {
             peers::snapshots::install(cache, cluster)?;

@@ -70,6 +70,11 @@ impl Failure {
         matches!(self, Failure::NotFound(_) | Failure::AlreadyThere(_) | Failure::NotLarger(_))
     }
 
+    /// Whether LVM waits for somebody else.
+    pub(crate) fn is_of_the_moment(&self) -> bool {
+        matches!(self, Failure::Locked(_) | Failure::Process(ProcessError::TooSlow { .. }))
+    }
+
     /// What a finished command answered, or why it failed.
     pub(crate) fn judge(program: &Program, finished: &Finished) -> Result<Answer, Failure> {
         let answer = Answer::parse(&finished.stdout)?;

@@ -20,7 +20,7 @@ pub const COLUMNS: [(&str, &str); 5] = [
     (
         "lv",
         "lv_name,lv_uuid,lv_attr,lv_size,lv_tags,origin,origin_size,pool_lv,lv_kernel_major,lv_kernel_minor,\
-         lv_metadata_size,copy_percent",
+         lv_metadata_size",
     ),
     ("pvseg", "pv_name,pvseg_start,pvseg_size,lv_name"),
     ("seg", "lv_uuid,segtype,stripes,data_copies,seg_size_pe,chunk_size"),
@@ -140,8 +140,6 @@ pub struct Volume {
     pub attributes: String,
     /// Whether device-mapper has a device for it.
     pub active: bool,
-    /// How far RAID images agree, in percent.
-    pub synced: Option<f64>,
     /// Where its data lies; empty if that is not known, as after a change of ours.
     pub areas: Vec<Area>,
 }
@@ -229,6 +227,27 @@ impl Group {
     /// The path of one of its volumes.
     pub fn path(&self, volume: &LvName) -> VolumePath {
         VolumePath { group: self.name.clone(), volume: volume.clone() }
+    }
+
+    /// Why LVM makes no volumes in it, if somebody has told it not to.
+    pub fn is_closed(&self) -> Option<&'static str> {
+        let mut letters = self.attributes.chars();
+        match (letters.next(), letters.nth(1)) {
+            (_, Some('x')) => Some("it is exported: import it with vgimport"),
+            (Some('r'), _) => Some("it may only be read: allow changes with vgchange --permission rw"),
+            _ => None,
+        }
+    }
+
+    /// How many extents LVM can take: those of disks that are closed to it (`pvchange -xn`) count as free as well.
+    pub fn to_be_had(&self) -> Extents {
+        let closed = self.disks.iter().filter(|disk| !disk.allocatable);
+        self.free.minus(closed.map(|disk| disk.extents - disk.taken).sum())
+    }
+
+    /// Whether it is known well enough where the free extents are, for a volume on one disk or on several.
+    pub fn is_placed_for(&self, several: bool) -> bool {
+        self.placed || !several && self.disks.iter().all(|disk| disk.allocatable)
     }
 
     /// Its disks that are not there.
@@ -376,7 +395,6 @@ fn volume(row: &Row<'_>, segments: &[Row<'_>], areas: Vec<Area>) -> Result<Volum
         tags: row.tags("lv_tags")?,
         attributes: attributes.to_owned(),
         active: row.device("lv_kernel_major", "lv_kernel_minor")?.is_some(),
-        synced: row.number_or_nothing("copy_percent")?,
         areas,
     })
 }

@@ -89,7 +89,11 @@ fn layout(options: &[String], shape: Shape) -> Layout {
         None if shape.stripes > 1 => "striped",
         None => "linear",
     };
-    let copies = if matches!(segment, "raid1" | "raid10") { shape.disks / shape.stripes } else { 1 };
+    // Parity counts as copies.
+    let copies = match segment {
+        "raid1" | "raid10" => shape.disks / shape.stripes,
+        _ => shape.disks - shape.stripes + 1,
+    };
     Layout { segment: segment.to_owned(), stripes: shape.disks, copies }
 }
 
@@ -140,7 +144,6 @@ fn insert<'a>(
         tags: tags.iter().map(Tag::to_string).collect(),
         attributes: attributes.to_owned(),
         active,
-        synced: None,
         areas: Vec::new(),
     };
     group.volumes.entry(name.clone()).insert_entry(volume).into_mut()

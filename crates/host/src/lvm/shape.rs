@@ -107,7 +107,7 @@ impl Shape {
 
     /// The most that can be had on each of the disks: pieces of one volume lie on different disks.
     fn largest_piece(self, group: &Group, spare: Extents) -> Extents {
-        let usable = group.free.minus(spare);
+        let usable = group.to_be_had().minus(spare);
         if self.disks == 1 {
             return usable;
         }
@@ -194,6 +194,17 @@ mod tests {
         assert_eq!(shape(&["-m2"]), Shape { stripes: 1, disks: 3, metadata: Extents(1) });
         assert_eq!(shape(&[]), Shape::LINEAR);
         assert_eq!(shape(&["--contiguous", "y"]), Shape::LINEAR);
+    }
+
+    #[test]
+    fn disks_that_are_closed_do_not_count() {
+        let mut group = group(&[100, 60]);
+        group.disks[1].allocatable = false;
+        group.disks[1].taken = Extents(10);
+        group.free = Extents(150);
+        assert_eq!(Shape::LINEAR.largest(&group, Extents(20)), Extents(80));
+        assert_eq!(Shape::LINEAR.largest_growth(&group, Extents::ZERO), Extents(100));
+        assert_eq!(shape(&["-m1"]).largest(&group, Extents::ZERO), Extents::ZERO);
     }
 
     #[test]

@@ -73,12 +73,15 @@ impl<'a> Situation<'a> {
     /// What is there for a store of old blocks: those of snapshots come out of the same extents.
     pub fn largest_store(&self, class: &DeviceClass) -> Result<Extents, Refusal> {
         let group = self.usable_group(class)?;
-        Ok(group.free.minus(class.spare.in_extents(group.extent)))
+        Ok(group.to_be_had().minus(class.spare.in_extents(group.extent)))
     }
 
     fn usable_group(&self, class: &DeviceClass) -> Result<&'a Group, Refusal> {
         let group = self.group(class)?;
         complete(group)?;
+        if let Some(reason) = group.is_closed() {
+            return Err(Refusal::GroupClosed { group: group.name.clone(), reason });
+        }
         if group.metadata.1 < ROOM_FOR_ONE {
             return Err(Refusal::MetadataFull(group.name.clone()));
         }
@@ -124,5 +127,35 @@ impl<'a> Situation<'a> {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let promise = Bytes((volume.size.0 as f64 * ratio).floor() as u64);
         Ok(promise.minus(promised).round_down(group.extent))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::simulated::group;
+    use crate::simulated::history::{Class, device_class};
+
+    #[test]
+    fn a_group_that_is_closed_has_room_for_nothing() {
+        for (attributes, is_open) in
+            [("wz--n-", true), ("w---n-", true), ("rz--n-", false), ("wzx-n-", false)]
+        {
+            let group = Group { attributes: attributes.to_owned(), ..group(&[100, 100]) };
+            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let situation = Situation { inventory: &inventory, pool: &|_| None };
+            let class = device_class(Class::Linear);
+            let all = [
+                situation.largest(&class, &[]).map(drop),
+                situation.largest_growth(&class, Shape::LINEAR).map(drop),
+                situation.largest_store(&class).map(drop),
+            ];
+            for answer in all {
+                let is_closed = matches!(answer, Err(Refusal::GroupClosed { .. }));
+                assert_eq!((answer.is_ok(), is_closed), (is_open, !is_open), "{attributes}");
+            }
+        }
     }
 }

@@ -9,7 +9,7 @@ pub use growth::grow;
 pub use removal::{remove, remove_with};
 pub use snapshot::{FULL_ENOUGH, extend_store, is_half_made, snapshot};
 pub(crate) use source::has_former_bytes;
-use source::{Source, leftover, temporary};
+use source::{Source, does_not_zero, leftover, temporary, zeroes};
 
 use super::capacity::Situation;
 use super::{Next, Refusal, Step};
@@ -86,18 +86,38 @@ fn begin(
                       there before: ask for a copy with a filesystem";
         return Err(Refusal::BadSource { path: source.path.clone(), reason });
     }
+    // What a copy reads it also writes.
+    let written = source.filter(|source| !source.instant).map_or(Bytes::ZERO, |source| source.volume.size);
+    if let Some(pool) = wish.class.pool()
+        && wish.facts.block
+        && size > written
+        && !zeroes(group, pool)
+    {
+        return Err(does_not_zero(group, pool));
+    }
     if let Some(limit) = wish.limit.filter(|limit| size > *limit) {
         return Err(Refusal::AboveLimit { size, limit });
     }
     let free = situation.largest(wish.class, &wish.options)?;
-    let store = source.map_or(Extents::ZERO, |source| source.store_to_come(wish));
-    let wanted = size + store.bytes(group.extent);
+    let store = source.map_or(Extents::ZERO, |source| source.store_to_come(&wish.name));
+    let is_beside = wish.is_thick() && source.is_some_and(|source| source.group.name == group.name);
+    let wanted = if is_beside { size + store.bytes(group.extent) } else { size };
     if wanted > free {
-        // The snapshot for the copy is given up with it.
+        let refusal = Refusal::NoSpace { place: place(wish.class), free, wanted };
+        // The snapshot for the copy is given up with it. It may be what has taken the room: where a volume lies on several
+        // disks, one extent of a snapshot costs it more than one.
         return match source.and_then(|source| source.snapshot_for(&wish.name)) {
-            Some(path) => done_by(Change::remove(path)),
-            None => Err(Refusal::NoSpace { place: place(wish.class), free, wanted }),
+            Some(path) => do_next(Step::GiveUp(Change::remove(path), refusal)),
+            None => Err(refusal),
         };
+    }
+    if let Some(source) = source.filter(|source| !is_beside && store > source.group.to_be_had()) {
+        let bytes = |extents: Extents| extents.bytes(source.group.extent);
+        return Err(Refusal::NoSpace {
+            place: format!("volume group {}, in which the copy needs a snapshot,", source.group.name),
+            free: bytes(source.group.to_be_had()),
+            wanted: bytes(store),
+        });
     }
     let path = wish.path();
     let mut facts = wish.facts.clone();
@@ -153,6 +173,10 @@ fn go_on(
                 copied
             });
         }
+        // Of a moment that is lost, bytes would stay wherever the next one has zeros, which are not written.
+        if source.is_lost(&wish.name) {
+            return done_by(Change::remove(path));
+        }
         if let Some(change) = source.make_readable(&wish.name) {
             return done_by(change);
         }
@@ -200,8 +224,7 @@ pub(crate) fn changeable(path: &VolumePath, facts: &Facts) -> Result<(), Refusal
 
 /// Whether what a new volume was given holds zeros: a pool may have been made without zeroing.
 fn is_new_space_zero(wish: &Wish<'_>, group: &Group) -> bool {
-    let pool = wish.class.pool().and_then(|pool| group.volumes.get(pool));
-    pool.is_some_and(|pool| pool.attribute(8) == 'z')
+    wish.class.pool().is_some_and(|pool| zeroes(group, pool))
 }
 
 /// Whether a volume that is there is the wished one.
@@ -250,6 +273,13 @@ mod tests {
     use crate::simulated::group;
     use crate::simulated::history::{Class, device_class};
 
+    const GOOD: crate::dm::Pool = crate::dm::Pool {
+        data: crate::dm::Fill { used: 0, total: 1000 },
+        metadata: crate::dm::Fill { used: 0, total: 1000 },
+        state: crate::dm::PoolState::Good,
+        needs_check: false,
+    };
+
     fn path(name: &str) -> VolumePath {
         VolumePath { group: VgName::parse("vg").unwrap(), volume: LvName::parse(name).unwrap() }
     }
@@ -283,13 +313,7 @@ mod tests {
             model::apply(&mut group, change).unwrap();
         }
         let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-        let good = crate::dm::Pool {
-            data: crate::dm::Fill { used: 0, total: 1000 },
-            metadata: crate::dm::Fill { used: 0, total: 1000 },
-            state: crate::dm::PoolState::Good,
-            needs_check: false,
-        };
-        let situation = Situation { inventory: &inventory, pool: &|_| Some(good) };
+        let situation = Situation { inventory: &inventory, pool: &|_| Some(GOOD) };
         let class = device_class(class);
         let wish = Wish {
             name: LvName::parse("copy").unwrap(),
@@ -371,6 +395,68 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_that_does_not_zero_gives_no_block_device_what_nobody_has_written() {
+        let block = |name: &str| Facts { block: true, ..named(name) };
+        let made = |attributes: &str, source: &Change, facts| {
+            next(with_pool(attributes), std::slice::from_ref(source), Class::Thin, facts)
+        };
+        let (zeroes, does_not) = ("twi-aotz--", "twi-aot---");
+        let (in_pool, of_filesystem) = (thin("source", &block("source")), thin("source", &named("source")));
+        let refused = made(does_not, &in_pool, block("copy"));
+        assert!(matches!(refused, Err(Refusal::PoolUnusable { .. })), "{refused:?}");
+        let refused = made(does_not, &of_filesystem, block("copy"));
+        assert!(matches!(refused, Err(Refusal::BadSource { .. })), "{refused:?}");
+        for (attributes, source, facts) in [
+            (zeroes, &in_pool, block("copy")),
+            (zeroes, &of_filesystem, block("copy")),
+            (does_not, &of_filesystem, named("copy")),
+            // Every byte is written.
+            (does_not, &thick("source", &block("source")), block("copy")),
+            // TopoLVM's own are as they are.
+            (does_not, &thin("source", &Facts::default()), named("copy")),
+        ] {
+            let made = made(attributes, source, facts);
+            assert!(made.is_ok(), "{attributes} {source:?} {made:?}");
+        }
+        let grown = |attributes: &str, facts: &Facts| {
+            let mut group = with_pool(attributes);
+            model::apply(&mut group, &thin("v", facts)).unwrap();
+            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let situation = Situation { inventory: &inventory, pool: &|_| Some(GOOD) };
+            grow(situation, &device_class(Class::Thin), &path("v"), Bytes::mib(32), false)
+        };
+        assert!(matches!(grown(does_not, &block("v")), Err(Refusal::PoolUnusable { .. })));
+        for (attributes, facts) in
+            [(zeroes, block("v")), (does_not, named("v")), (does_not, Facts::default())]
+        {
+            assert!(matches!(grown(attributes, &facts), Ok(Next::Do(_))), "{attributes} {facts:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_alive_is_not_copied_under_a_name_that_leaves_none_for_a_snapshot() {
+        let source = thick("source", &named("source"));
+        for (length, fits) in [(117, true), (118, false)] {
+            let mut group = group(&[100]);
+            model::apply(&mut group, &source).unwrap();
+            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let class = device_class(Class::Linear);
+            let wish = Wish {
+                name: LvName::parse(&"n".repeat(length)).unwrap(),
+                class: &class,
+                options: Vec::new(),
+                size: Bytes::mib(16),
+                limit: None,
+                facts: named("copy"),
+                source: Some(path("source")),
+            };
+            let next = create(Situation { inventory: &inventory, pool: &|_| None }, &wish);
+            assert_eq!(next.is_ok(), fits, "{next:?}");
+            assert!(fits || matches!(next, Err(Refusal::BadSource { .. })));
+        }
+    }
+
+    #[test]
     fn zeros_are_written_into_what_may_hold_something_else() {
         let source = thick("source", &named("source"));
         let copying = Facts { copying: Some("vg/source".into()), ..named("copy") };
@@ -388,7 +474,12 @@ mod tests {
         ] {
             let copy = match class {
                 Class::Thin => thin("copy", &copying),
-                Class::Linear | Class::Striped | Class::Mirrored => thick("copy", &copying),
+                Class::Linear
+                | Class::Striped
+                | Class::Mirrored
+                | Class::Parity
+                | Class::DoubleParity
+                | Class::MirroredStripes => thick("copy", &copying),
             };
             let changes = [source.clone(), snapshot.clone(), copy];
             let Ok(Next::Do(step)) = next(with_pool(attributes), &changes, class, named("copy")) else {

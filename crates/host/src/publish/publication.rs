@@ -10,12 +10,12 @@ use uuid::Uuid;
 use super::{PublishError, system};
 use crate::facts::Facts;
 use crate::filesystem::{Content, Filesystem, NotMountable, Preparation, prepare};
-use crate::lvm::Volume;
 use crate::lvm::inventory::DeviceNumber;
+use crate::lvm::{Group, Volume};
 use crate::mount::{self, Flags, Mount};
 use crate::names::VolumePath;
 use crate::plan::volume::has_former_bytes;
-use crate::runner::Linux;
+use crate::runner::{Claim, Linux};
 use crate::volumes::Volumes;
 
 /// The mode of a new filesystem's root directory: that of TopoLVM.
@@ -24,6 +24,7 @@ const ROOT_MODE: u32 = 0o2777;
 pub(super) struct Publication<'a> {
     pub(super) volumes: &'a Arc<Volumes<Linux>>,
     pub(super) path: &'a VolumePath,
+    pub(super) group: &'a Group,
     pub(super) volume: &'a Volume,
     pub(super) facts: Facts,
     pub(super) number: DeviceNumber,
@@ -44,19 +45,17 @@ impl Publication<'_> {
         let mounts = self.mounts()?;
         if let Some(present) = mount::at(&mounts, self.target).last() {
             self.is_published(present, kind.name(), flags.is_read_only())?;
-            return self.volumes.grow_mounted(self.path, kind, &mounts, present);
+            return self.volumes.grow_mounted(self.path, kind, &mounts, present, self.deadline);
         }
         let whole = |mount: &&Mount| mount.device == self.number && mount.root == Path::new("/");
         if let Some(first) = mounts.iter().find(whole) {
             self.another(first, kind, &flags)?;
         } else {
-            // What is mounted elsewhere with a part of it alone is in use, and cannot be checked.
-            let is_mounted = |mount: &Mount| mount.device == self.number && mount.filesystem == kind.name();
-            self.first(kind, flags, mounts.iter().any(is_mounted))?;
+            self.first(kind, flags)?;
         }
         let mounts = self.mounts()?;
         match mount::at(&mounts, self.target).last() {
-            Some(mounted) => self.volumes.grow_mounted(self.path, kind, &mounts, mounted),
+            Some(mounted) => self.volumes.grow_mounted(self.path, kind, &mounts, mounted, self.deadline),
             None => Err(system("mounting on", self.target)(io::Error::other("nothing is mounted there"))),
         }
     }
@@ -94,8 +93,10 @@ impl Publication<'_> {
     }
 
     /// The first target mounts the device.
-    fn first(&self, kind: Filesystem, mut flags: Flags, is_mounted: bool) -> Result<(), PublishError> {
-        self.prepare(kind, flags.is_read_only(), is_mounted)?;
+    fn first(&self, kind: Filesystem, mut flags: Flags) -> Result<(), PublishError> {
+        // What a probe shows while a tool works is not what there will be.
+        let claim = self.volumes.claim(self.path, self.number, self.deadline)?;
+        self.prepare(kind, flags.is_read_only(), &claim)?;
         let read_only = self.volume.is_read_only();
         for option in kind.options(read_only) {
             if !flags.shared.iter().any(|flag| flag == option) {
@@ -112,22 +113,24 @@ impl Publication<'_> {
     }
 
     /// Makes sure that there is a filesystem, and never in place of anything else.
-    fn prepare(&self, kind: Filesystem, read_only: bool, is_mounted: bool) -> Result<(), PublishError> {
+    fn prepare(&self, kind: Filesystem, read_only: bool, claim: &Arc<Claim>) -> Result<(), PublishError> {
         let (linux, device) = (self.linux(), self.device());
         let content = linux.probe(&device, self.facts.is_ours())?;
         let todo = prepare(&self.facts, &content, kind, read_only)
             .map_err(|reason| PublishError::NotMountable { path: self.path.clone(), reason })?;
-        let tool = |what| move |error| PublishError::Tool(what, self.path.clone(), error);
         if todo == Preparation::Format {
             let uuid = self.facts.fsid.unwrap_or_else(Uuid::new_v4);
             let argv = kind.make(&device.to_string_lossy(), uuid);
-            linux.tool(argv).map_err(tool("making a filesystem"))?;
+            self.tool("format", "making a filesystem", claim, argv, &[0])?;
         }
         if todo != Preparation::Use {
             linux.set_root_mode(&device, kind, ROOT_MODE).map_err(system("preparing", &device))?;
-        } else if !is_mounted && !self.volume.is_read_only() {
+        } else if !self.volume.is_read_only()
+            // What is mounted elsewhere, with a part of it or in a container that outlives its pod, cannot be checked.
+            && !linux.is_held(&device).map_err(system("opening", &device))?
+        {
             // A read-only target, too: what it mounts may be written, by the kernel and by targets to come.
-            self.check(kind, &content)?;
+            self.check(kind, &content, claim)?;
         }
         let ours = self.facts.is_ours() || todo == Preparation::Format;
         if ours && !self.facts.used {
@@ -140,15 +143,16 @@ impl Publication<'_> {
     }
 
     /// Repairs what a crash has left, and gives a copy an identity of its own where the kernel needs one.
-    fn check(&self, kind: Filesystem, content: &Content) -> Result<(), PublishError> {
+    fn check(&self, kind: Filesystem, content: &Content, claim: &Arc<Claim>) -> Result<(), PublishError> {
+        /// Errors were corrected.
+        const CORRECTED: i32 = 1;
         let (linux, device) = (self.linux(), self.device());
         let node = device.to_string_lossy().into_owned();
-        let tool = |what| move |error| PublishError::Tool(what, self.path.clone(), error);
         if kind == Filesystem::Ext4 {
             let superblock = linux.superblock(&device, kind).map_err(system("reading", &device))?;
             if superblock.is_none_or(|superblock| superblock.unclean) {
                 let argv = ["e2fsck", "-p", &node].map(str::to_owned).to_vec();
-                linux.check(argv).map_err(tool("checking the filesystem"))?;
+                self.tool("check", "checking the filesystem", claim, argv, &[0, CORRECTED])?;
             }
         }
         let copied = self.facts.source.is_some();
@@ -158,14 +162,29 @@ impl Publication<'_> {
             && *uuid != Some(fsid)
         {
             let argv = ["btrfstune", "-f", "-M", &fsid.to_string(), &node].map(str::to_owned).to_vec();
-            linux.tool(argv).map_err(tool("giving the copy an identity"))?;
+            self.tool("check", "giving the copy an identity", claim, argv, &[0])?;
         }
         Ok(())
     }
 
+    fn tool(
+        &self,
+        what: &'static str,
+        told: &'static str,
+        claim: &Arc<Claim>,
+        argv: Vec<String>,
+        good: &'static [i32],
+    ) -> Result<(), PublishError> {
+        let path = self.path.clone();
+        self.volumes.with_tools(self.path, what, claim, self.deadline, move |volumes, claim| {
+            let done = volumes.runner().tool(claim, argv, good);
+            done.map_err(|error| PublishError::Tool(told, path, error))
+        })
+    }
+
     pub(super) fn block(&self, read_only: bool) -> Result<(), PublishError> {
         let linux = self.linux();
-        if has_former_bytes(self.volume) {
+        if has_former_bytes(self.group, self.volume) {
             return Err(PublishError::NotZeroed(self.path.clone()));
         }
         let mounts = self.mounts()?;

@@ -14,6 +14,9 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::process::{Finished, Intent, ProcessError, Program};
 use super::spawn::Born;
 
+/// How long a killed program may take to end: one that waits for a disk which does not answer takes as long as that.
+const DYING: Duration = Duration::from_secs(1);
+
 /// A program that runs, and what it has said so far.
 #[derive(Debug)]
 pub struct Following {
@@ -68,8 +71,12 @@ impl Following {
         match program.intent {
             Intent::Looks => {
                 let _ = kill_process_group(self.pid, Signal::KILL);
-                self.await_end(None).map_err(not_followed)?;
-                self.finish().map_err(not_followed)?;
+                if self.await_end(Some(Instant::now() + DYING)).map_err(not_followed)? {
+                    self.finish().map_err(not_followed)?;
+                } else {
+                    tracing::warn!(pid = self.pid(), program = words, "a killed command does not end");
+                    std::thread::spawn(move || self.to_the_end());
+                }
                 Err(ProcessError::TooSlow { program: words, limit })
             }
             Intent::Changes => Err(ProcessError::StillRunning {

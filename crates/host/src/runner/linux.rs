@@ -9,16 +9,17 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use policy::Fingerprint;
 
+use super::claim::Claim;
 use super::process::{ControlGroup, Finished, Namespaces, ProcessError, Processes, Program};
-use super::{Intent, Progress, Runner, archive, crash, device, shield};
+use super::{DeviceState, Intent, Progress, Runner, archive, crash, device, shield};
 use crate::causes;
 use crate::dm::{self, Control, Cow, Pool};
 use crate::lvm::answer::Answer;
-use crate::lvm::inventory::{COLUMNS, Disk};
+use crate::lvm::inventory::{COLUMNS, DeviceNumber, Disk};
 use crate::lvm::metadata::MetadataError;
 use crate::lvm::{Change, Failure, Group, Inventory, metadata};
 use crate::names::{VgName, VolumePath};
@@ -76,9 +77,10 @@ impl Linux {
         let here = Processes {
             namespaces: Namespaces::default(),
             group: group.as_ref().and_then(|group| group.try_clone().ok()),
+            held: None,
         };
         Ok(Linux {
-            processes: Processes { namespaces, group },
+            processes: Processes { namespaces, group, held: None },
             here,
             options,
             layered: Mutex::default(),
@@ -115,6 +117,41 @@ impl Linux {
     /// Runs a program of the host's to its end.
     pub fn run(&self, program: &Program) -> Result<Finished, ProcessError> {
         self.start(&self.processes, program)
+    }
+
+    /// Runs a tool that changes what is on a claimed device to its end, however long that takes. `good` are the exit codes
+    /// with which it has done its work.
+    pub(crate) fn tool(&self, claim: &Claim, argv: Vec<String>, good: &[i32]) -> Result<(), ProcessError> {
+        /// After this long it is told.
+        const LONG: Duration = Duration::from_secs(3600);
+        let program = Program::changes(argv, LONG);
+        let not_started = |source| ProcessError::NotStarted { program: program.words(), source };
+        let processes = claim.share().and_then(|held| self.processes.holding(held)).map_err(not_started)?;
+        let finished = match self.start(&processes, &program) {
+            Err(ProcessError::StillRunning { program, pid, rest, .. }) => {
+                tracing::warn!(program, pid, "a tool takes long");
+                rest.to_the_end().map_err(|source| ProcessError::NotFollowed { program, source })?
+            }
+            ended => ended?,
+        };
+        if finished.status.code().is_some_and(|code| good.contains(&code)) {
+            return Ok(());
+        }
+        finished.success(&program).map(drop)
+    }
+
+    /// Waits until no tool works on a device; `None` if one still does at the deadline.
+    pub(crate) fn claim(&self, device: DeviceNumber, deadline: Instant) -> io::Result<Option<Claim>> {
+        /// Nobody tells when a lock is given back, but to whoever sleeps for it without a deadline.
+        const AGAIN: Duration = Duration::from_millis(100);
+        let directory = self.options.runtime.join("devices");
+        loop {
+            let claim = self.on_host(|| Claim::try_take(&directory, device))??;
+            if claim.is_some() || Instant::now() >= deadline {
+                return Ok(claim);
+            }
+            std::thread::sleep(AGAIN);
+        }
     }
 
     fn start(&self, processes: &Processes, program: &Program) -> Result<Finished, ProcessError> {
@@ -314,6 +351,14 @@ impl Runner for Linux {
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>> {
         let device = self.device(&snapshot.mapper_name())?;
         Ok(device.and_then(|device| device.targets.iter().find_map(dm::Target::cow)))
+    }
+
+    fn device_state(&self, volume: &VolumePath) -> io::Result<DeviceState> {
+        let name = volume.mapper_name();
+        if self.device(&name)?.is_none() {
+            return Ok(DeviceState::Absent);
+        }
+        Ok(if self.is_orphaned(&name)? { DeviceState::Orphaned } else { DeviceState::Ready })
     }
 
     fn is_open(&self, volume: &VolumePath) -> io::Result<bool> {

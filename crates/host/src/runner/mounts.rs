@@ -3,16 +3,17 @@
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::linux::Linux;
 use super::process::{ProcessError, Program};
-use super::{crash, device};
+use super::{attach, crash, device};
 use crate::filesystem::superblock::{self, Bytewise};
 use crate::filesystem::{Content, Filesystem};
 use crate::lvm::inventory::DeviceNumber;
@@ -21,9 +22,6 @@ use crate::units::Bytes;
 
 /// A tool that looks at a device answers within this, or the device does not.
 const LOOK: Duration = Duration::from_secs(60);
-
-/// Making, checking or growing a filesystem may take long on a slow disk.
-const WORK: Duration = Duration::from_secs(3600);
 
 /// What `blkid` answers when it finds nothing, which it also does for a device that it cannot open.
 const NOTHING: i32 = 2;
@@ -119,22 +117,14 @@ impl Linux {
         self.on_host(|| device::size(path))?
     }
 
-    /// Runs a tool of a filesystem's that changes it.
-    pub fn tool(&self, argv: Vec<String>) -> Result<super::Finished, ProcessError> {
-        let program = Program::changes(argv, WORK);
-        self.run(&program)?.success(&program)
-    }
-
-    /// Checks a filesystem; what can be repaired without asking is.
-    pub fn check(&self, argv: Vec<String>) -> Result<(), ProcessError> {
-        /// Errors were corrected.
-        const CORRECTED: i32 = 1;
-        let program = Program::changes(argv, WORK);
-        let finished = self.run(&program)?;
-        if finished.status.code() == Some(CORRECTED) {
-            return Ok(());
-        }
-        finished.success(&program).map(drop)
+    /// Whether somebody has a device for himself: it is mounted, in whichever namespace.
+    pub fn is_held(&self, path: &Path) -> io::Result<bool> {
+        let alone = i32::try_from(OFlags::EXCL.bits()).map_err(io::Error::other)?;
+        self.on_host(|| match File::options().read(true).custom_flags(alone).open(path) {
+            Ok(_) => Ok(false),
+            Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => Ok(true),
+            Err(error) => Err(error),
+        })?
     }
 
     fn effect<T: Send>(&self, what: &str, act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
@@ -144,7 +134,7 @@ impl Linux {
         done
     }
 
-    /// Mounts a device. What is asked for this mount alone follows, so that others of the same device may differ.
+    /// Mounts a device. What is asked for this mount alone is not the device's: others of it may differ.
     pub fn mount(
         &self,
         device: &Path,
@@ -157,26 +147,16 @@ impl Linux {
         if read_only {
             bits |= MountFlags::RDONLY;
         }
+        let own = attach::bits(&flags.own);
         tracing::info!(device = %device.display(), target = %target.display(), kind = kind.name(), "mounts");
-        self.effect("mount", || {
-            Ok(rustix::mount::mount(device, target, kind.name(), bits, data.as_c_str())?)
-        })?;
-        self.set_own(target, &flags.own)
+        self.effect("mount", || attach::device(device, target, kind.name(), bits, &data, own))
     }
 
     /// Shows one place at another too.
     pub fn bind(&self, source: &Path, target: &Path, own: &[String]) -> io::Result<()> {
+        let own = attach::bits(own);
         tracing::info!(source = %source.display(), target = %target.display(), "binds");
-        self.effect("bind", || Ok(rustix::mount::mount_bind(source, target)?))?;
-        self.set_own(target, own)
-    }
-
-    fn set_own(&self, target: &Path, own: &[String]) -> io::Result<()> {
-        let bits = own_bits(own);
-        if bits.is_empty() {
-            return Ok(());
-        }
-        self.effect("remount", || Ok(rustix::mount::mount_remount(target, MountFlags::BIND | bits, c"")?))
+        self.effect("bind", || attach::bind(source, target, own))
     }
 
     /// Unmounts whatever is topmost at a place.
@@ -247,17 +227,9 @@ impl Linux {
     pub fn set_root_mode(&self, device: &Path, kind: Filesystem, mode: u32) -> io::Result<()> {
         let options = kind.options(false).iter().map(|option| (*option).to_owned()).collect::<Vec<_>>();
         let (bits, data) = shared(&options)?;
-        let place = PathBuf::from("/run");
         self.effect("set mode", || {
-            std::thread::scope(|scope| {
-                let thread = scope.spawn(|| -> io::Result<()> {
-                    private_mounts()?;
-                    rustix::mount::mount(device, &place, kind.name(), bits, data.as_c_str())?;
-                    let done = fs::set_permissions(&place, Permissions::from_mode(mode));
-                    rustix::mount::unmount(&place, UnmountFlags::empty())?;
-                    done
-                });
-                thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+            attach::mounted_alone(device, kind.name(), bits, &data, |place| {
+                fs::set_permissions(place, Permissions::from_mode(mode))
             })
         })
     }
@@ -298,37 +270,6 @@ pub struct Amounts {
     pub used: u64,
     /// To be had by users.
     pub available: u64,
-}
-
-/// Takes the calling thread into a mount namespace of its own, from which nothing comes back.
-fn private_mounts() -> io::Result<()> {
-    // SAFETY: the view of the file system is unshared, no memory and no descriptors.
-    #[expect(unsafe_code)]
-    unsafe {
-        rustix::thread::unshare_unsafe(
-            rustix::thread::UnshareFlags::FS | rustix::thread::UnshareFlags::NEWNS,
-        )?;
-    }
-    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-    Ok(())
-}
-
-fn own_bits(flags: &[String]) -> MountFlags {
-    let mut bits = MountFlags::empty();
-    for flag in flags {
-        bits |= match flag.as_str() {
-            "ro" => MountFlags::RDONLY,
-            "nosuid" => MountFlags::NOSUID,
-            "nodev" => MountFlags::NODEV,
-            "noexec" => MountFlags::NOEXEC,
-            "noatime" => MountFlags::NOATIME,
-            "nodiratime" => MountFlags::NODIRATIME,
-            "relatime" => MountFlags::RELATIME,
-            "strictatime" => MountFlags::STRICTATIME,
-            _ => MountFlags::empty(),
-        };
-    }
-    bits
 }
 
 /// Options of the filesystem: some are bits, the others words for it.

@@ -237,9 +237,17 @@ pub(super) struct Processes {
     pub(super) namespaces: Namespaces,
     /// The host's control group for our children, where there is one.
     pub(super) group: Option<ControlGroup>,
+    /// What each of them keeps open.
+    pub(super) held: Option<OwnedFd>,
 }
 
 impl Processes {
+    /// The same, and what is started keeps this open.
+    pub(super) fn holding(&self, held: OwnedFd) -> io::Result<Processes> {
+        let group = self.group.as_ref().map(ControlGroup::try_clone).transpose()?;
+        Ok(Processes { namespaces: self.namespaces.try_clone()?, group, held: Some(held) })
+    }
+
     /// Runs a program to its end or its deadline.
     pub(super) fn run(&self, program: &Program) -> Result<Finished, ProcessError> {
         let following = self.start(program)?;
@@ -268,7 +276,8 @@ impl Processes {
         let mut environment = vec![("PATH", OsStr::new(PATH)), ("LC_ALL", OsStr::new("C"))];
         environment.extend(program.env.iter().map(|(key, value)| (*key, value.as_os_str())));
         let prepared = Prepared::new(&program.argv, &environment, PATH).map_err(NotBorn::Exec)?;
-        prepared.start(self.group.as_ref().map(|group| group.directory.as_fd()), &self.namespaces)
+        let group = self.group.as_ref().map(|group| group.directory.as_fd());
+        prepared.start(group, &self.namespaces, self.held.as_ref().map(AsFd::as_fd))
     }
 
     /// Starts a program, which moves to its control group: slower, and possible on every kernel.
@@ -291,12 +300,16 @@ impl Processes {
             // What a terminal or a service manager sends to our group is not for LVM.
             .process_group(0);
         let namespaces = self.namespaces.try_clone()?;
+        let held = self.held.as_ref().map(OwnedFd::try_clone).transpose()?;
         // SAFETY: between fork and exec the child only makes system calls on descriptors opened before the fork
-        // (write, setns); nothing allocates, locks or touches memory shared with the parent's threads.
+        // (write, fcntl, setns); nothing allocates, locks or touches memory shared with the parent's threads.
         unsafe {
             command.pre_exec(move || {
                 if let Some(mut group) = group.as_ref() {
                     group.write_all(b"0")?;
+                }
+                if let Some(held) = &held {
+                    rustix::io::fcntl_setfd(held, rustix::io::FdFlags::empty())?;
                 }
                 namespaces.enter()
             });
@@ -323,12 +336,15 @@ impl Namespaces {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lvm::inventory::DeviceNumber;
+    use crate::runner::claim::Claim;
     use rustix::process::Signal;
+    use std::os::fd::AsRawFd;
 
     const SOON: Duration = Duration::from_secs(60);
 
     fn processes() -> Processes {
-        Processes { namespaces: Namespaces::default(), group: None }
+        Processes { namespaces: Namespaces::default(), group: None, held: None }
     }
 
     fn sh(script: &str) -> Program {
@@ -367,6 +383,36 @@ mod tests {
             assert_eq!((finished.text().as_str(), finished.stderr.as_slice()), ("out", &b"err\n"[..]));
             assert_eq!(finished.status.code(), Some(3));
         }
+    }
+
+    #[test]
+    fn what_a_child_was_given_to_hold_is_held_until_it_ends() {
+        let directory = std::env::temp_dir().join(format!("lvms-held-{}", std::process::id()));
+        let take = || Claim::try_take(&directory, DeviceNumber { major: 253, minor: 7 }).unwrap();
+        type Start = fn(&Processes, &Program) -> Born;
+        let ways: [Start; 2] = [
+            |processes, program| processes.start_there(program).unwrap(),
+            |processes, program| processes.start_and_move(program).unwrap(),
+        ];
+        for start in ways {
+            let claim = take().unwrap();
+            let (reader, writer) = std::io::pipe().unwrap();
+            // It ends when nothing of the pipe is left with us.
+            let reads = format!("/proc/{}/fd/{}", std::process::id(), reader.as_raw_fd());
+            let waits = Program::looks(["cat", &reads], SOON);
+            let born = start(&processes().holding(claim.share().unwrap()).unwrap(), &waits);
+            drop(claim);
+            assert!(take().is_none());
+            let following = Following::new(born).unwrap();
+            drop(writer);
+            drop(reader);
+            following.to_the_end().unwrap();
+            // A child of another test's may have it for the moment before it becomes its program.
+            while take().is_none() {
+                std::thread::yield_now();
+            }
+        }
+        std::fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]

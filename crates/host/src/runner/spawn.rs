@@ -67,11 +67,13 @@ impl Prepared {
         })
     }
 
-    /// Starts it: in this control group, in these namespaces and a process group of its own, without input.
+    /// Starts it: in this control group, in these namespaces and a process group of its own, without input, and with
+    /// this open for as long as it runs.
     pub(super) fn start(
         &self,
         group: Option<BorrowedFd<'_>>,
         namespaces: &Namespaces,
+        held: Option<BorrowedFd<'_>>,
     ) -> Result<Born, NotBorn> {
         let failed = |error: Errno| NotBorn::Exec(error.into());
         let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(failed);
@@ -99,6 +101,7 @@ impl Prepared {
                 let error = self.become_program(
                     [&null.as_fd(), &out.as_fd(), &err.as_fd()],
                     namespaces,
+                    held,
                     &arguments,
                     &environment,
                 );
@@ -137,12 +140,16 @@ impl Prepared {
         &self,
         streams: [&BorrowedFd<'_>; 3],
         namespaces: &Namespaces,
+        held: Option<BorrowedFd<'_>>,
         arguments: &[*const libc::c_char],
         environment: &[*const libc::c_char],
     ) -> Errno {
         let prepare = || -> Result<(), Errno> {
             rustix::process::setpgid(None, None)?;
             rustix::process::chdir(c"/")?;
+            if let Some(held) = held {
+                rustix::io::fcntl_setfd(held, rustix::io::FdFlags::empty())?;
+            }
             namespaces.enter().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
         };
         // SAFETY: system calls on descriptors that are open and strings that are there.

@@ -69,6 +69,12 @@ pub enum Class {
     Striped,
     /// On two disks.
     Mirrored,
+    /// RAID 5, over three disks.
+    Parity,
+    /// RAID 6, over five disks.
+    DoubleParity,
+    /// RAID 10, over four disks.
+    MirroredStripes,
     /// In the pool.
     Thin,
 }
@@ -100,10 +106,13 @@ impl Dice {
     }
 
     fn class(&mut self) -> Class {
-        match self.below(5) {
+        match self.below(8) {
             0 | 1 => Class::Linear,
             2 => Class::Striped,
             3 => Class::Mirrored,
+            4 => Class::Parity,
+            5 => Class::DoubleParity,
+            6 => Class::MirroredStripes,
             _ => Class::Thin,
         }
     }
@@ -141,7 +150,12 @@ pub fn device_class(class: Class) -> DeviceClass {
     let pool = LvName::parse(POOL).unwrap_or_else(|_| unreachable!("the pool's name is one"));
     let kind = match class {
         Class::Thin => ClassKind::Thin { pool, overprovision_ratio: 4.0 },
-        Class::Linear | Class::Striped | Class::Mirrored => ClassKind::Thick,
+        Class::Linear
+        | Class::Striped
+        | Class::Mirrored
+        | Class::Parity
+        | Class::DoubleParity
+        | Class::MirroredStripes => ClassKind::Thick,
     };
     DeviceClass {
         name: format!("{class:?}"),
@@ -160,6 +174,10 @@ fn options(class: Class) -> Vec<String> {
         Class::Linear | Class::Thin => &[],
         Class::Striped => &["--stripes", "2"],
         Class::Mirrored => &["--type", "raid1", "--mirrors", "1", "--nosync"],
+        Class::Parity => &["--type", "raid5", "--stripes", "2", "--nosync"],
+        // Its images have to agree.
+        Class::DoubleParity => &["--type", "raid6", "--stripes", "3"],
+        Class::MirroredStripes => &["--type", "raid10", "--stripes", "2", "--mirrors", "1", "--nosync"],
     };
     words.iter().map(|word| (*word).to_owned()).collect()
 }
@@ -262,8 +280,12 @@ mod tests {
     use crate::simulated::{Content, Simulated, group};
 
     fn host() -> Arc<Simulated> {
+        host_with(&[60, 60])
+    }
+
+    fn host_with(disks: &[u64]) -> Arc<Simulated> {
         let pool = LvName::parse(POOL).unwrap();
-        Arc::new(Simulated::new(group(&[60, 60])).with_pool(&vg(), &pool, Extents(20)))
+        Arc::new(Simulated::new(group(disks)).with_pool(&vg(), &pool, Extents(20)))
     }
 
     fn open(host: &Arc<Simulated>) -> Arc<Volumes<Simulated>> {
@@ -280,7 +302,8 @@ mod tests {
     fn thousands_of_histories_leave_neither_leaks_nor_halves() {
         let (mut done, mut refused) = (0, 0);
         for seed in 0..2000 {
-            let host = host();
+            // On two disks, or on five, on which every layout has a place.
+            let host = host_with(if seed % 2 == 0 { &[24; 5] } else { &[60, 60] });
             let volumes = open(&host);
             for act in generate(seed, 25) {
                 let result = perform(&act, &volumes);
@@ -290,6 +313,7 @@ mod tests {
                 match result {
                     Ok(()) => {
                         done += 1;
+                        assert!(host.is_kept(), "seed {seed}, {act:?}");
                         assert!(
                             !summary(&real).join(" ").contains("lvms-"),
                             "seed {seed}, {act:?}: {real:?}"
@@ -319,10 +343,11 @@ mod tests {
                     // A new process knows only what is on disk.
                     volumes = open(&disturbed);
                     if verdict(&result) == expected {
+                        assert!(result.is_err() || disturbed.is_kept(), "seed {seed}, act {number} {act:?}");
                         break;
                     }
                     failures += 1;
-                    assert!(step < 20, "seed {seed}, act {number} {act:?}: {}", verdict(&result));
+                    assert!(step < 40, "seed {seed}, act {number} {act:?}: {}", verdict(&result));
                 }
                 let (left, right) = (summary(&volumes.inventory()), summary(&calm.inventory()));
                 assert_eq!(left, right, "seed {seed}, act {number} {act:?}\n{:#?}", disturbed.history());
@@ -372,5 +397,69 @@ mod tests {
             }
         }
         assert!(copies > 300, "only {copies} copies");
+    }
+
+    #[test]
+    fn a_copy_whose_snapshot_is_lost_has_the_bytes_of_one_moment() {
+        let mut lost = 0;
+        for seed in 0..500 {
+            let host = host();
+            let volumes = open(&host);
+            for (number, act) in generate(seed, 25).into_iter().enumerate() {
+                let before = host.inventory(None).unwrap();
+                host.overflow(1);
+                let mut result = perform(&act, &volumes);
+                host.overflow(0);
+                match act {
+                    Act::Clone { volume, source, .. } => {
+                        if matches!(result, Err(Error::Bytes { .. })) {
+                            lost += 1;
+                            host.write(&path(source), &format!("later {number}"));
+                            result = perform(&act, &volumes);
+                        }
+                        if result.is_ok() && before.volume(&path(volume)).is_none() {
+                            let (copy, source) = (host.content(&path(volume)), host.content(&path(source)));
+                            assert_eq!(copy, source, "seed {seed}, {act:?}\n{:#?}", host.history());
+                        }
+                    }
+                    Act::Create { volume, .. } if result.is_ok() => {
+                        host.write(&path(volume), &format!("user {number}"));
+                    }
+                    Act::Create { .. } | Act::Snapshot { .. } | Act::Grow { .. } | Act::Remove { .. } => {}
+                }
+                let real = summary(&host.inventory(None).unwrap());
+                assert!(
+                    result.is_err() || !real.join(" ").contains("lvms-"),
+                    "seed {seed}, {act:?}: {real:?}"
+                );
+            }
+        }
+        assert!(lost > 100, "only {lost} snapshots were lost");
+    }
+
+    #[test]
+    fn what_was_begun_goes_on_though_its_devices_were_taken_away_or_their_disks() {
+        let (volume, source) = (0, 1);
+        let thick = |volume, block| Act::Create { volume, class: Class::Linear, extents: 4, block };
+        // How many effects come before the zeros, or the copy.
+        for (act, effects) in [
+            (thick(volume, true), 2),
+            (Act::Clone { volume, class: Class::Linear, source, more: 0 }, 4),
+            (Act::Clone { volume, class: Class::Thin, source, more: 0 }, 4),
+        ] {
+            for happens in [Simulated::deactivate, Simulated::pull_disks] {
+                let host = host();
+                let volumes = open(&host);
+                perform(&thick(source, false), &volumes).unwrap();
+                host.fail_after(Some(effects));
+                let failed = perform(&act, &volumes);
+                assert!(matches!(failed, Err(Error::Bytes { .. })), "{act:?}: {failed:?}");
+                host.fail_after(None);
+                volumes.look(&vg()).unwrap();
+                happens(&host);
+                let again = perform(&act, &volumes);
+                assert!(again.is_ok(), "{act:?}: {again:?}\n{:#?}", host.history());
+            }
+        }
     }
 }

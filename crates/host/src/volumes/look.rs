@@ -3,14 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Error, Volumes};
-use crate::lvm::{Change, Failure, Group, model};
+use super::{Error, Volumes, lock};
+use crate::lvm::inventory::Disk;
+use crate::lvm::{Change, Failure, Group, Inventory, model};
 use crate::names::VgName;
 use crate::queue::NoTurn;
 use crate::runner::Runner;
-
-/// No group has this sequence number.
-const UNKNOWN: u64 = 0;
 
 impl<R: Runner> Volumes<R> {
     /// What a change of ours has done is known from the model, if nobody else has changed anything meanwhile.
@@ -20,13 +18,22 @@ impl<R: Runner> Volumes<R> {
         let mut group = Group::clone(&before);
         let expected = before.seqno + model::increments(&before, change);
         let modelled = model::apply(&mut group, change).is_ok();
-        group.seqno = if modelled && on_disk == Some(expected) { expected } else { UNKNOWN };
+        if !modelled || on_disk != Some(expected) {
+            self.forget(name);
+        }
+        group.seqno = on_disk.unwrap_or(expected);
         self.tell(group);
     }
 
-    pub(super) fn tell(&self, group: Group) {
+    fn tell(&self, group: Group) {
+        self.tell_if(group, |_| true);
+    }
+
+    /// Tells what is known of a group now, if that is to be believed in place of what was known.
+    fn tell_if(&self, group: Group, is_believed: impl Fn(&Group) -> bool) {
         self.known.send_if_modified(|inventory| {
-            if inventory.groups.get(&group.name).is_some_and(|known| **known == group) {
+            let known = inventory.groups.get(&group.name);
+            if known.is_some_and(|known| **known == group || !is_believed(known)) {
                 return false;
             }
             Arc::make_mut(inventory).groups.insert(group.name.clone(), Arc::new(group));
@@ -39,14 +46,9 @@ impl<R: Runner> Volumes<R> {
         self.known.send_modify(|_| {});
     }
 
-    /// The next look at this group asks LVM. Nobody is told: nothing has changed yet.
+    /// The next look at this group asks LVM, whatever its sequence number is.
     pub(super) fn forget(&self, name: &VgName) {
-        self.known.send_if_modified(|inventory| {
-            if let Some(group) = Arc::make_mut(inventory).groups.get_mut(name) {
-                Arc::make_mut(group).seqno = UNKNOWN;
-            }
-            false
-        });
+        lock(&self.doubtful).insert(name.clone());
     }
 
     /// Makes sure that what is known of a group is what is on disk.
@@ -54,11 +56,11 @@ impl<R: Runner> Volumes<R> {
         self.look_at(name, false)
     }
 
-    /// That a group is gone is believed only after a second look.
     pub(super) fn look_at(&self, name: &VgName, places: bool) -> Result<(), Error> {
-        if let Some(group) = self.inventory().groups.get(name)
-            && group.seqno != UNKNOWN
-            && (group.placed || !places)
+        let known = self.inventory().groups.get(name).cloned();
+        if let Some(group) = &known
+            && !lock(&self.doubtful).contains(name)
+            && group.is_placed_for(places)
             && self.runner.sequence_number(group) == Some(group.seqno)
         {
             return Ok(());
@@ -67,17 +69,12 @@ impl<R: Runner> Volumes<R> {
         if let Some(stuck) = self.stuck(name) {
             return Err(NoTurn::Stuck(stuck).into());
         }
-        let found = match self.runner.inventory(Some(name)) {
-            Err(Failure::NotFound(_)) => {
-                std::thread::sleep(Duration::from_millis(100));
-                self.runner.inventory(Some(name))
-            }
-            other => other,
-        };
-        match found {
+        // What raises doubts from now on is perhaps not in the report.
+        lock(&self.doubtful).remove(name);
+        match self.report(name, known.as_deref()) {
             Ok(mut inventory) => {
                 if let Some(group) = inventory.groups.remove(name) {
-                    self.tell(Arc::unwrap_or_clone(group));
+                    self.believe(Arc::unwrap_or_clone(group));
                 }
                 Ok(())
             }
@@ -85,8 +82,38 @@ impl<R: Runner> Volumes<R> {
                 self.lose(name);
                 Ok(())
             }
-            Err(failure) => Err(failure.into()),
+            Err(failure) => {
+                self.forget(name);
+                Err(failure.into())
+            }
         }
+    }
+
+    /// That a group is gone, or one of its disks, is believed only after a second look.
+    fn report(&self, name: &VgName, known: Option<&Group>) -> Result<Inventory, Failure> {
+        let was_there = |disk: &Disk| {
+            let mut known = known.into_iter().flat_map(|group| &group.disks);
+            known.any(|known| known.uuid == disk.uuid && !known.missing)
+        };
+        let report = self.runner.inventory(Some(name));
+        let is_gone = match &report {
+            Ok(inventory) => inventory.groups.get(name).is_some_and(|group| group.missing().any(was_there)),
+            Err(failure) => matches!(failure, Failure::NotFound(_)),
+        };
+        if !is_gone {
+            return report;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        self.runner.inventory(Some(name))
+    }
+
+    /// Whoever looks outside his turn may tell a report when later changes are known already. That a group has really
+    /// gone back, by vgcfgrestore, is on its disks.
+    fn believe(&self, group: Group) {
+        let is_older = |known: &Group| known.uuid == group.uuid && known.seqno > group.seqno;
+        let has_gone_back = self.inventory().groups.get(&group.name).is_some_and(|known| is_older(known))
+            && self.runner.sequence_number(&group) == Some(group.seqno);
+        self.tell_if(group.clone(), |known| has_gone_back || !is_older(known));
     }
 
     /// A group that LVM does not find is gone, unless its disks are: then its volumes are still somebody's.
@@ -100,7 +127,7 @@ impl<R: Runner> Volumes<R> {
                 for disk in group.disks.iter_mut().filter(|disk| unreadable.contains(&disk.uuid)) {
                     disk.missing = true;
                 }
-                group.seqno = UNKNOWN;
+                self.forget(name);
                 self.tell(group);
             }
             None => {
@@ -116,6 +143,7 @@ impl<R: Runner> Volumes<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simulated::history::{Act, Class, path, perform};
     use crate::simulated::{Simulated, group};
 
     #[test]
@@ -132,5 +160,51 @@ mod tests {
         assert!(!is_known());
         volumes.look(&name).unwrap();
         assert!(is_known());
+    }
+
+    #[test]
+    fn groups_that_cannot_be_looked_at_together_are_looked_at_one_by_one() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        let name = host.inventory(None).unwrap().groups.keys().next().unwrap().clone();
+        host.hold_up();
+        let volumes = Volumes::open(Arc::clone(&host), &[&name]).unwrap();
+        assert!(volumes.inventory().groups.is_empty());
+        volumes.look(&name).unwrap();
+        assert!(volumes.inventory().groups.contains_key(&name));
+    }
+
+    #[test]
+    fn that_a_disk_is_gone_is_believed_only_after_a_second_look() {
+        let host = Arc::new(Simulated::new(group(&[100, 100])));
+        let name = host.inventory(None).unwrap().groups.keys().next().unwrap().clone();
+        let volumes = Volumes::open(Arc::clone(&host), &[]).unwrap();
+        let missing = || volumes.inventory().groups[&name].missing().count();
+        for (looks, expected) in [(1, 0), (2, 1)] {
+            host.hide_disk(looks);
+            volumes.forget(&name);
+            volumes.look(&name).unwrap();
+            assert_eq!(missing(), expected, "{looks} looks");
+        }
+        volumes.forget(&name);
+        volumes.look(&name).unwrap();
+        assert_eq!(missing(), 0);
+    }
+
+    #[test]
+    fn an_older_report_is_not_believed_unless_the_disks_say_the_same() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        let volumes = Volumes::open(Arc::clone(&host), &[]).unwrap();
+        let act = Act::Create { volume: 0, class: Class::Linear, extents: 4, block: false };
+        perform(&act, &volumes).unwrap();
+        let name = path(0).group;
+        let is_known = || volumes.inventory().volume(&path(0)).is_some();
+        for (happens, expected) in
+            [(Simulated::tell_late as fn(&Simulated), true), (Simulated::go_back, false)]
+        {
+            happens(&host);
+            volumes.forget(&name);
+            volumes.look(&name).unwrap();
+            assert_eq!(is_known(), expected);
+        }
     }
 }

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::{Error, Volumes, lock};
+use crate::causes;
 use crate::lvm::Change;
 use crate::names::{LvName, VolumePath};
-use crate::plan::capacity::complete;
+use crate::plan::capacity::{Situation, complete};
 use crate::plan::volume;
 use crate::plan::{Next, Refusal, Step};
 use crate::runner::Runner;
@@ -23,13 +24,7 @@ impl<R: Runner> Volumes<R> {
         // looked at holds no other up.
         let groups = [path.group.clone()];
         let removed = self.settle(path, &groups, false, deadline, |situation| {
-            let next = volume::remove_with(situation, path, &self.leaving_beside(path))?;
-            if next != Next::Done {
-                situation.inventory.groups.get(&path.group).map_or(Ok(()), |group| complete(group))?;
-                if let Ok(Some(target)) = self.runner.published(path) {
-                    return Err(Refusal::Published { path: path.clone(), target });
-                }
-            }
+            let next = self.next_to_removal(situation, path, &self.leaving_beside(path))?;
             together.borrow_mut().extend_from_slice(others(&next));
             self.take_along(path, &together.borrow());
             Ok(next)
@@ -38,7 +33,9 @@ impl<R: Runner> Volumes<R> {
             // One of them could not go, and LVM has removed none.
             Err(Error::Lvm(failure)) if !together.borrow().is_empty() => {
                 tracing::info!(volume = %path, %failure, "volumes that were to go together go one by one");
-                self.settle(path, &groups, false, deadline, |situation| volume::remove(situation, path))
+                self.settle(path, &groups, false, deadline, |situation| {
+                    self.next_to_removal(situation, path, &[])
+                })
             }
             Ok(()) => {
                 for other in together.borrow().iter() {
@@ -47,6 +44,25 @@ impl<R: Runner> Volumes<R> {
                 Ok(())
             }
             refused => refused,
+        }
+    }
+
+    /// What is published, or may be, is not removed.
+    fn next_to_removal(
+        &self,
+        situation: Situation<'_>,
+        path: &VolumePath,
+        others: &[VolumePath],
+    ) -> Result<Next, Refusal> {
+        let next = volume::remove_with(situation, path, others)?;
+        if next == Next::Done {
+            return Ok(next);
+        }
+        situation.inventory.groups.get(&path.group).map_or(Ok(()), |group| complete(group))?;
+        match self.runner.published(path) {
+            Ok(None) => Ok(next),
+            Ok(Some(target)) => Err(Refusal::Published { path: path.clone(), target }),
+            Err(error) => Err(Refusal::PublishedUnseen { path: path.clone(), reason: causes::told(&error) }),
         }
     }
 
@@ -93,6 +109,8 @@ impl Drop for Leaving<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
     use crate::lvm::Failure;
     use crate::names::VgName;
@@ -162,5 +180,32 @@ mod tests {
         assert_eq!(left, [path("b").volume]);
         let together = removals(&host).iter().filter(|command| command.split(' ').count() > 3).count();
         assert_eq!(together, 1, "{:?}", removals(&host));
+    }
+
+    #[test]
+    fn a_volume_stays_while_it_is_published_or_that_cannot_be_seen() {
+        let (host, volumes) = host(&["a"]);
+        for (published, goes) in [
+            (Err(io::ErrorKind::PermissionDenied), false),
+            (Ok(Some("/there".into())), false),
+            (Ok(None), true),
+        ] {
+            host.publish(published);
+            let removed = volumes.remove(&path("a"), None);
+            assert_eq!(removed.is_ok(), goes, "{removed:?}");
+            assert_eq!(volumes.inventory().volume(&path("a")).is_none(), goes);
+        }
+    }
+
+    #[test]
+    fn one_that_is_published_meanwhile_does_not_go_alone() {
+        let (host, volumes) = host(&["a", "b"]);
+        host.keep_volume(path("b"));
+        host.publish_after_failure("/there".into());
+        let removed = remove_at_once(&volumes, &["a", "b"]);
+        let published =
+            |removed: &Result<(), Error>| matches!(removed, Err(Error::Refused(Refusal::Published { .. })));
+        assert!(removed.iter().all(published), "{removed:?}");
+        assert!(volumes.inventory().volume(&path("a")).is_some());
     }
 }

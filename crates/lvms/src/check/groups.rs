@@ -35,8 +35,25 @@ pub(super) fn check(linux: &Linux, desired: &Desired, inventory: &Inventory, fin
             Err(refusal) => findings.error(&what, refusal.to_string()),
         }
     }
+    for pool in desired
+        .classes
+        .iter()
+        .filter_map(|class| Some(VolumePath { group: class.group.clone(), volume: class.pool()?.clone() }))
+    {
+        check_pool(inventory, &pool, findings);
+    }
     for group in desired.groups().into_iter().filter_map(|name| inventory.groups.get(name)) {
         check_group(group, findings);
+    }
+}
+
+fn check_pool(inventory: &Inventory, pool: &VolumePath, findings: &mut Findings) {
+    if inventory.volume(pool).is_some_and(|volume| volume.is_pool() && volume.attribute(8) != 'z') {
+        let message = format!(
+            "it does not zero what it gives: no new volume for block access is made in it, and those that are there show \
+             what was there before; run lvchange --zero y {pool}, which holds for what it gives from then on"
+        );
+        findings.warn(&format!("thin pool {pool}"), message);
     }
 }
 

@@ -12,7 +12,7 @@ const SOCKET: &str = "/run/test/csi.sock";
 const CONFIGURATION: &str = "/run/test/lvmd.yaml";
 const CRASH: &str = "/run/test/crash";
 
-/// The only class, in a volume group of its own name.
+/// The class, in a volume group of its own name; beside a thin one, a thick one in the same group.
 fn configuration(class: &str) -> String {
     let shape = match class {
         "thin" => "type: thin, thin-pool: {name: pool, overprovision-ratio: 10}",
@@ -23,7 +23,8 @@ fn configuration(class: &str) -> String {
         "raid6" => "lvcreate-options: [--type=raid6, -i3]",
         _ => "type: thick",
     };
-    format!("device-classes: [{{name: {class}, volume-group: {class}, spare-gb: 0, {shape}}}]\n")
+    let beside = if class == "thin" { ", {name: beside, volume-group: thin, spare-gb: 0}" } else { "" };
+    format!("device-classes: [{{name: {class}, volume-group: {class}, spare-gb: 0, {shape}}}{beside}]\n")
 }
 
 /// It, started again and again.

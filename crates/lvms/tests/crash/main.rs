@@ -17,7 +17,7 @@ fn set_up(lab: &Lab, class: &str) -> Result {
     words.extend(lab.disks().iter().cloned());
     run("vgcreate", words)?;
     if class == "thin" {
-        run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-l", "80%FREE", "thin"])?;
+        run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-l", "60%FREE", "thin"])?;
     }
     Ok(())
 }

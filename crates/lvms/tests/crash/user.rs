@@ -7,7 +7,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::LazyLock;
 
-use lab_csi::{Access, Client, Source};
+use lab_csi::{Access, Client, Source, proto};
 use lab_test::Result;
 
 use crate::operation::Operation;
@@ -16,13 +16,21 @@ const MIB: i64 = 1 << 20;
 /// Whole stripes of every layout: none has more than asked for, so a copy may ask for the same.
 const SIZE: i64 = 48 * MIB;
 const TARGET: &str = "/run/test/at";
+const FURTHER: &str = "/run/test/further";
 const EXT4: Access = Access::Filesystem("ext4");
 const XFS: Access = Access::Filesystem("xfs");
+const BTRFS: Access = Access::Filesystem("btrfs");
 const BLOCK: Access = Access::Block;
+/// A thick class in the group of the thin one.
+const BESIDE: User<'static> = User { class: "beside" };
 
 /// A small volume of this kind.
 fn size(access: Access) -> i64 {
-    if access == XFS { 304 * MIB } else { SIZE }
+    match access {
+        XFS => 304 * MIB,
+        BTRFS => 208 * MIB,
+        lab_csi::Access::Filesystem(_) | lab_csi::Access::Block => SIZE,
+    }
 }
 
 /// What a client does with volumes of one class. Every call can be repeated: that is what is tested.
@@ -43,6 +51,24 @@ impl User<'_> {
 
     fn publish(self, client: &Client, access: Access) -> Result {
         Ok(client.publish(&self.make(client, "v", access)?, Path::new(TARGET), access)?)
+    }
+
+    fn publish_read_only(self, client: &Client, access: Access) -> Result {
+        let request = proto::NodePublishVolumeRequest {
+            volume_id: self.make(client, "v", access)?,
+            target_path: TARGET.to_owned(),
+            volume_capability: Some(access.capability()),
+            readonly: true,
+            ..Default::default()
+        };
+        client.node(async |mut node| node.node_publish_volume(request).await)?;
+        Ok(())
+    }
+
+    /// A volume with a filesystem that is not mounted.
+    fn format(self, client: &Client) -> Result {
+        self.publish(client, EXT4)?;
+        self.unpublish(client, EXT4)
     }
 
     fn unpublish(self, client: &Client, access: Access) -> Result {
@@ -106,6 +132,31 @@ impl User<'_> {
         Ok(client.create("copy", self.class, SIZE, BLOCK, Some(&source))?.volume_id)
     }
 
+    /// A filesystem with something in it, and a copy of it.
+    fn copied_btrfs(self, client: &Client) -> Result<String> {
+        let origin = self.make(client, "origin", BTRFS)?;
+        client.publish(&origin, Path::new(TARGET), BTRFS)?;
+        fs::write(Path::new(TARGET).join("file"), "bytes")?;
+        client.unpublish(&origin, Path::new(TARGET))?;
+        self.copy_of_btrfs(client)
+    }
+
+    fn copy_of_btrfs(self, client: &Client) -> Result<String> {
+        let source = Source::Volume(self.make(client, "origin", BTRFS)?);
+        Ok(client.create("copy", self.class, size(BTRFS), BTRFS, Some(&source))?.volume_id)
+    }
+
+    fn forget_copy_of_btrfs(self, client: &Client) -> Result {
+        let copy = self.copy_of_btrfs(client)?;
+        client.unpublish(&copy, Path::new(TARGET))?;
+        Ok(client.delete(&copy)?)
+    }
+
+    fn copy_from_beside(self, client: &Client) -> Result<String> {
+        let source = Source::Volume(BESIDE.make(client, "origin", BLOCK)?);
+        Ok(client.create("copy", self.class, SIZE, BLOCK, Some(&source))?.volume_id)
+    }
+
     fn is_whole(self, client: &Client, id: &str) -> Result {
         self.with_device(client, id, |device| {
             let mut found = vec![0; PATTERN.len()];
@@ -146,6 +197,69 @@ impl User<'_> {
     /// RAID does not grow with snapshots: lvm2 cannot.
     fn grows_with_snapshots(self) -> bool {
         !self.class.starts_with("raid")
+    }
+
+    fn further_ways_of_publishing<'a>(self) -> Vec<Operation<'a>>
+    where
+        Self: 'a,
+    {
+        let further = Path::new(FURTHER);
+        vec![
+            Operation::new("a volume is mounted to be read", move |c| self.publish_read_only(c, EXT4))
+                .prepared(move |c| self.format(c))
+                .verified(|_| is_refused(fs::write(Path::new(TARGET).join("file"), "x")))
+                .undone(move |c| self.unpublish(c, EXT4))
+                .finished(move |c| self.remove(c, "v", EXT4)),
+            Operation::new("a block volume is shown to be read", move |c| self.publish_read_only(c, BLOCK))
+                .prepared(move |c| self.publish(c, BLOCK).and_then(|()| self.unpublish(c, BLOCK)))
+                .undone(move |c| self.unpublish(c, BLOCK))
+                .finished(move |c| self.remove(c, "v", BLOCK)),
+            Operation::new("a volume that is read is mounted to be written, too", move |c| {
+                Ok(c.publish(&self.make(c, "v", EXT4)?, further, EXT4)?)
+            })
+            .prepared(move |c| {
+                self.format(c)?;
+                self.publish_read_only(c, EXT4)
+            })
+            .verified(move |_| {
+                is_refused(fs::write(Path::new(TARGET).join("file"), "x"))?;
+                Ok(fs::write(further.join("file"), "x")?)
+            })
+            .undone(move |c| Ok(c.unpublish(&self.make(c, "v", EXT4)?, further)?))
+            .finished(move |c| self.hide_and_remove(c, EXT4)),
+        ]
+    }
+
+    /// Between the thin class and the one beside it, and a copy that needs an identity of its own.
+    fn copies_between_classes<'a>(self) -> Vec<Operation<'a>>
+    where
+        Self: 'a,
+    {
+        vec![
+            Operation::new("a volume of another class is copied", move |c| {
+                self.copy_from_beside(c).map(drop)
+            })
+            .prepared(move |c| BESIDE.origin(c).map(drop))
+            .verified(move |c| self.is_whole(c, &self.copy_from_beside(c)?))
+            .undone(move |c| Ok(c.delete(&self.copy_from_beside(c)?)?))
+            .finished(move |c| BESIDE.remove(c, "origin", BLOCK)),
+            Operation::new("a copy of a btrfs is mounted", move |c| {
+                Ok(c.publish(&self.copy_of_btrfs(c)?, Path::new(TARGET), BTRFS)?)
+            })
+            .prepared(move |c| self.copied_btrfs(c).map(drop))
+            .verified(|_| {
+                assert_eq!(fs::read_to_string(Path::new(TARGET).join("file"))?, "bytes");
+                Ok(())
+            })
+            .undone(move |c| {
+                self.forget_copy_of_btrfs(c)?;
+                self.copy_of_btrfs(c).map(drop)
+            })
+            .finished(move |c| {
+                self.forget_copy_of_btrfs(c)?;
+                self.remove(c, "origin", BTRFS)
+            }),
+        ]
     }
 
     pub(crate) fn operations<'a>(self) -> Vec<Operation<'a>>
@@ -216,6 +330,10 @@ impl User<'_> {
                 .undone(move |c| Ok(c.delete(&self.copy(c)?)?))
                 .finished(move |c| self.remove(c, "origin", BLOCK)),
         ];
+        operations.splice(0..0, self.further_ways_of_publishing());
+        if self.class == "thin" {
+            operations.splice(0..0, self.copies_between_classes());
+        }
         if self.grows_with_snapshots() {
             let with_snapshot = move |c: &Client| {
                 self.origin(c)?;
@@ -232,6 +350,14 @@ impl User<'_> {
             operations.insert(0, grows);
         }
         operations
+    }
+}
+
+/// The system must not let this be written.
+fn is_refused<T>(written: std::io::Result<T>) -> Result {
+    match written {
+        Ok(_) => Err("it can be written".into()),
+        Err(_) => Ok(()),
     }
 }
 

@@ -87,10 +87,10 @@ impl Combination {
     }
 
     /// The class into which its snapshot is restored: its own or, where copies of large volumes take too long under
-    /// emulation, the thin one.
-    pub(crate) fn restored_class(self) -> &'static str {
+    /// emulation and not all go, the thin one.
+    pub(crate) fn restored_class(self, which: Which) -> &'static str {
         match self.access {
-            Access::Filesystem("xfs" | "btrfs") => "thin",
+            Access::Filesystem("xfs" | "btrfs") if which != Which::All => "thin",
             Access::Filesystem(_) | Access::Block => self.class,
         }
     }

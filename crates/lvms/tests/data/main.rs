@@ -1,6 +1,7 @@
 //! Whatever was acknowledged is there after the power was cut, every byte of it: for every layout and every way of
 //! access, after each step in the life of a volume. All go each step together, so that it costs one boot. Each
-//! combination meets one kind of cut in every run, and both when all tests are asked for.
+//! combination meets one kind of cut in every run, and both when all tests are asked for; then every snapshot is restored
+//! into its own layout, too.
 
 mod combination;
 mod pattern;
@@ -29,6 +30,7 @@ struct Part<'a> {
     lab: &'a Lab,
     client: &'a Client,
     combination: Combination,
+    which: Which,
     /// Sizes of all volumes.
     sizes: &'a BTreeMap<String, u64>,
     snapshots: &'a [String],
@@ -66,7 +68,7 @@ fn go(lab: &Lab, driver: &Driver, step: Step, which: Which) -> Result {
         let client = &driver.connect()?;
         for combination in Combination::of(layout, which) {
             await_synchronised(lab, layout)?;
-            let part = Part { lab, client, combination, sizes, snapshots };
+            let part = Part { lab, client, combination, which, sizes, snapshots };
             step(&part).map_err(|error| format!("{}: {error}", combination.name()))?;
         }
         Ok(())
@@ -198,7 +200,7 @@ fn overwrite_and_restore(part: &Part<'_>) -> Result {
     assert!(part.snapshots.contains(&snapshot), "the snapshot is gone");
     combination.first(&target).write(&part.pattern('B'))?;
     let source = Source::Snapshot(snapshot);
-    part.create("-restored", combination.restored_class(), combination.larger(), Some(&source))?;
+    part.create("-restored", combination.restored_class(part.which), combination.larger(), Some(&source))?;
     combination.unflushed(&target, combination.size()).write_unflushed()
 }
 

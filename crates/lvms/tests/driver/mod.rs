@@ -5,6 +5,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -72,6 +73,48 @@ pub(crate) fn refused<T>(answer: std::result::Result<T, Status>, code: Code, par
         assert!(status.message().contains(part), "{:?} lacks {part:?}", status.message());
     }
     status.message().to_owned()
+}
+
+/// A tool of the host's that waits before it does anything.
+pub(crate) struct HeldTool {
+    stands_for: PathBuf,
+}
+
+const HOLD: &str = "/run/test/hold";
+const BEGUN: &str = "/run/test/begun";
+
+impl HeldTool {
+    /// Found before the real one.
+    pub(crate) fn hold(name: &str) -> Result<HeldTool> {
+        fs::create_dir_all("/run/test")?;
+        let _ = fs::remove_file(BEGUN);
+        fs::write(HOLD, "")?;
+        let script = format!(
+            "#!/bin/sh\necho $$ >> {BEGUN}\nwhile [ -e {HOLD} ]; do sleep 0.1; done\nexec /usr/sbin/{name} \"$@\"\n"
+        );
+        let tool = HeldTool { stands_for: Path::new("/usr/local/sbin").join(name) };
+        fs::create_dir_all("/usr/local/sbin")?;
+        fs::write(&tool.stands_for, script)?;
+        fs::set_permissions(&tool.stands_for, fs::Permissions::from_mode(0o755))?;
+        Ok(tool)
+    }
+
+    /// How often it was started.
+    pub(crate) fn begun(&self) -> usize {
+        fs::read_to_string(BEGUN).map_or(0, |begun| begun.lines().count())
+    }
+
+    /// Whoever waits goes on.
+    pub(crate) fn let_go(&self) -> Result {
+        Ok(fs::remove_file(HOLD)?)
+    }
+}
+
+impl Drop for HeldTool {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(HOLD);
+        let _ = fs::remove_file(&self.stands_for);
+    }
 }
 
 /// Where figures are served, if the driver is told to.

@@ -1,7 +1,7 @@
 //! What a LogicalVolume and its LV ask for next. Decides, and does nothing.
 
 use lvms_api::logical_volume::{READ_ONLY, READ_WRITE, Status};
-use lvms_api::names::{ADOPTS, ORPHANED, VOLUME_MODE};
+use lvms_api::names::{ADOPTS, NODE, ORPHANED, VOLUME_MODE};
 use lvms_api::{LogicalVolume, Personality, Quantity};
 use lvms_csi::Error;
 use lvms_host::units::Bytes;
@@ -43,6 +43,8 @@ pub(super) enum Act {
     Vouch,
     /// Say that it is somebody's data though nobody names it any more.
     Retain,
+    /// Say that it is another node's.
+    LeaveTo(String),
     /// Write the status.
     Tell(Status),
     /// Refuse what the object asks for, and say why.
@@ -64,6 +66,7 @@ impl Act {
             | Act::LetGo
             | Act::Vouch
             | Act::Retain
+            | Act::LeaveTo(_)
             | Act::Tell(_)
             | Act::Refuse(_)
             | Act::Later(_) => false,
@@ -100,6 +103,12 @@ pub(super) fn decide(object: &LogicalVolume, personality: Personality, lv: &Lv) 
     if object.annotation(&personality.pending_deletion()).is_some() {
         return Act::Nothing;
     }
+    let here = &object.spec.node_name;
+    if let Some(node) = object.annotation(NODE).filter(|node| node != here) {
+        return Act::LeaveTo(format!(
+            "spec.nodeName was changed to {here}: the logical volume is on {node}, and stays there; change it back"
+        ));
+    }
     let marked = object.has_finalizer(&personality.volume_finalizer());
     if object.is_deleted() {
         return if marked { going(object, lv) } else { Act::Nothing };
@@ -123,6 +132,8 @@ fn going(object: &LogicalVolume, lv: &Lv) -> Act {
     match lv {
         Lv::Absent => Act::LetGo,
         Lv::Unknown(why) => Act::Later(why.clone()),
+        // It was to go because nobody had used it; by now somebody has.
+        Lv::Present { unused: false, .. } if object.is_released() && object.is_unused() => Act::Retain,
         Lv::Present { .. } if object.is_released() => Act::Remove,
         // The leader looks whether anything still names it.
         Lv::Present { .. } => Act::Nothing,
@@ -179,7 +190,7 @@ fn staying(object: &LogicalVolume, status: &Status, wanted: Bytes, lv: &Lv) -> A
                 return Act::Tell(well(id, *size));
             }
             match object.annotation(ORPHANED) {
-                Some(_) if object.is_unused() => Act::Nothing,
+                Some(_) if *unused && object.is_unused() => Act::Nothing,
                 // A snapshot is what somebody asked for, whether anything is on it or not.
                 Some(_) if *unused && !object.is_snapshot() => Act::Vouch,
                 Some(_) => Act::Retain,
@@ -248,6 +259,18 @@ mod tests {
 
     fn present(size: u64) -> Lv {
         Lv::Present { size: Bytes(size), finished: true, unused: false }
+    }
+
+    fn unused() -> Lv {
+        Lv::Present { size: Bytes(GIB), finished: true, unused: true }
+    }
+
+    /// An orphan of which its node has said that nobody has used it.
+    fn vouched() -> LogicalVolume {
+        let mut orphan = annotated(settled(), ORPHANED);
+        let vouch = orphan.vouch().unwrap();
+        orphan.metadata.annotations.as_mut().unwrap().insert(lvms_api::names::UNUSED.to_owned(), vouch);
+        orphan
     }
 
     fn deleted(mut object: LogicalVolume) -> LogicalVolume {
@@ -356,6 +379,19 @@ mod tests {
     }
 
     #[test]
+    fn an_object_whose_node_was_changed_by_hand_is_neither_lost_nor_let_go() {
+        let mut moved = settled();
+        moved.spec.node_name = "n2".into();
+        for object in [moved.clone(), deleted(moved.clone())] {
+            let Act::LeaveTo(why) = decide(&object, P, &Lv::Absent) else { panic!() };
+            assert!(why.contains("changed to n2") && why.contains("is on n1"), "{why}");
+        }
+        // One that TopoLVM has made does not say where.
+        moved.metadata.annotations = None;
+        assert!(matches!(decide(&moved, P, &Lv::Absent), Act::Tell(_)));
+    }
+
+    #[test]
     fn what_adopts_an_lv_takes_it_as_it_is_and_never_makes_one() {
         let adopts = || {
             let mut object = annotated(object(), ADOPTS);
@@ -406,13 +442,24 @@ mod tests {
     fn an_orphan_is_vouched_for_only_if_nobody_has_used_it() {
         let orphan = annotated(settled(), ORPHANED);
         assert_eq!(decide(&orphan, P, &present(GIB)), Act::Retain);
-        let unused = Lv::Present { size: Bytes(GIB), finished: true, unused: true };
-        assert_eq!(decide(&orphan, P, &unused), Act::Vouch);
-        assert_eq!(decide(&annotated(orphan, lvms_api::names::UNUSED), P, &unused), Act::Nothing);
-        assert_eq!(decide(&settled(), P, &unused), Act::Nothing);
+        assert_eq!(decide(&orphan, P, &unused()), Act::Vouch);
+        assert_eq!(decide(&vouched(), P, &unused()), Act::Nothing);
+        assert_eq!(decide(&settled(), P, &unused()), Act::Nothing);
         let mut snapshot = annotated(settled(), ORPHANED);
         (snapshot.spec.source, snapshot.spec.access_type) = ("pvc-0".into(), READ_ONLY.into());
-        assert_eq!(decide(&snapshot, P, &unused), Act::Retain);
+        assert_eq!(decide(&snapshot, P, &unused()), Act::Retain);
+    }
+
+    #[test]
+    fn what_was_used_after_it_was_vouched_for_is_kept() {
+        assert_eq!(decide(&vouched(), P, &present(GIB)), Act::Retain);
+        let going = deleted(annotated(vouched(), lvms_api::names::RELEASED));
+        assert_eq!(decide(&going, P, &unused()), Act::Remove);
+        assert_eq!(decide(&going, P, &present(GIB)), Act::Retain);
+        // Orphaned once more, of which nobody has said anything.
+        let mut again = vouched();
+        again.metadata.annotations.as_mut().unwrap().insert(ORPHANED.to_owned(), "later".to_owned());
+        assert_eq!(decide(&again, P, &unused()), Act::Vouch);
     }
 
     #[test]

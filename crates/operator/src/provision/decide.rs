@@ -83,13 +83,15 @@ pub(super) fn volume_name(claim: &Claim) -> String {
     format!("pvc-{}", claim.uid())
 }
 
+/// Whether a claim still waits for a volume of ours.
+pub(super) fn is_waiting(claim: &Claim, personality: Personality) -> bool {
+    claim.spec.volume_name.is_empty() && provisioner(claim) == Some(personality.driver())
+}
+
 /// What to do next about a claim.
 pub(super) fn decide(view: &View<'_>) -> Act {
     let claim = view.claim;
-    if !claim.spec.volume_name.is_empty()
-        || provisioner(claim) != Some(view.personality.driver())
-        || view.persistent
-    {
+    if !is_waiting(claim, view.personality) || view.persistent {
         return Act::Nothing;
     }
     match view.volume {
@@ -209,8 +211,8 @@ fn new(view: &View<'_>) -> Result<Act, Act> {
         metadata.name.as_deref().unwrap_or_default()
     );
     let mode = if claim.is_block() { "Block" } else { "Filesystem" };
-    volume.metadata.annotations =
-        Some([(CLAIM.to_owned(), of), (VOLUME_MODE.to_owned(), mode.to_owned())].into());
+    let annotations = volume.metadata.annotations.get_or_insert_default();
+    annotations.extend([(CLAIM.to_owned(), of), (VOLUME_MODE.to_owned(), mode.to_owned())]);
     Ok(Act::Create(Box::new(volume)))
 }
 
@@ -254,12 +256,12 @@ fn told(class: &StorageClass, problem: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stores::Stores;
     use lvms_api::LvmNode;
     use lvms_api::logical_volume::Status;
     use lvms_api::lvm_node::{self, DeviceClass};
     use lvms_cluster::slim::Node;
     use serde_json::json;
-    use std::sync::Arc;
 
     const GIB: u64 = 1 << 30;
 
@@ -308,7 +310,9 @@ mod tests {
             told.status =
                 Some(lvm_node::Status { device_classes: vec![class], ..lvm_node::Status::default() });
             let node: Node = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
-            let (nodes, told) = ([Arc::new(node)], [Arc::new(told)]);
+            let stores = Stores::default();
+            stores.nodes.answered(node);
+            stores.lvm_nodes.answered(told);
             let claim: Claim = serde_json::from_value(self.claim.clone()).unwrap();
             let class: Option<StorageClass> = serde_json::from_value(self.class.clone()).unwrap();
             decide(&View {
@@ -318,7 +322,7 @@ mod tests {
                 persistent: self.persistent,
                 volume: self.volume.as_ref(),
                 source: self.source.clone(),
-                nodes: Nodes { personality: Personality::Topolvm, nodes: &nodes, told: &told, volumes: &[] },
+                nodes: Nodes { personality: Personality::Topolvm, stores: &stores },
                 identity: "1-2-topolvm.io",
             })
         }

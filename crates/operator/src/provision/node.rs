@@ -1,22 +1,17 @@
 //! On which node a volume is made.
 
-use std::sync::Arc;
-
-use lvms_api::{LogicalVolume, LvmNode, Personality};
-use lvms_cluster::slim::{Node, StorageClass};
+use lvms_api::{LvmNode, Personality};
+use lvms_cluster::slim::StorageClass;
 
 use super::class::Parameters;
+use crate::stores::Stores;
 
 /// What is known of all nodes.
 pub(super) struct Nodes<'a> {
     /// For which driver.
     pub(super) personality: Personality,
-    /// As Kubernetes has them.
-    pub(super) nodes: &'a [Arc<Node>],
-    /// As they tell of themselves.
-    pub(super) told: &'a [Arc<LvmNode>],
-    /// What was sent to them.
-    pub(super) volumes: &'a [Arc<LogicalVolume>],
+    /// They as Kubernetes has them, what they tell of themselves, and what was sent to them.
+    pub(super) stores: &'a Stores,
 }
 
 impl Nodes<'_> {
@@ -27,9 +22,9 @@ impl Nodes<'_> {
         parameters: &Parameters,
         size: u64,
     ) -> Result<String, String> {
-        let fitting = self.told.iter().filter(|told| self.may_have(told.name(), class));
+        let fitting = self.stores.lvm_nodes.filter(|told| self.may_have(told.name(), class));
         let rooms: Vec<(u64, &str)> =
-            fitting.filter_map(|told| Some((self.room(told, parameters)?, told.name()))).collect();
+            fitting.iter().filter_map(|told| Some((self.room(told, parameters)?, told.name()))).collect();
         if rooms.is_empty() {
             return Err(format!(
                 "no node that may have the volume offers device class {}",
@@ -50,31 +45,30 @@ impl Nodes<'_> {
     /// How much a node says can be had, without what was sent to it and is not made yet.
     fn room(&self, told: &LvmNode, parameters: &Parameters) -> Option<u64> {
         let available = told.available(&parameters.device_class, &parameters.option_class)?;
-        let coming = self.volumes.iter().filter(|volume| {
+        let coming = self.stores.volumes.filter(|volume| {
             volume.spec.node_name == told.name()
                 && volume.spec.device_class == parameters.device_class
                 && volume.volume_id().is_none()
                 && volume.status.as_ref().is_none_or(|status| status.code == 0)
         });
-        let coming: u64 = coming.filter_map(|volume| volume.spec.size.bytes().ok()).sum();
+        let coming: u64 = coming.iter().filter_map(|volume| volume.spec.size.bytes().ok()).sum();
         Some(available.saturating_sub(coming))
     }
 
     /// Whether a volume that no pod has chosen a node for may be on a node.
     fn may_have(&self, name: &str, class: &StorageClass) -> bool {
-        let Some(node) = self.nodes.iter().find(|node| node.metadata.name.as_deref() == Some(name)) else {
-            return false;
-        };
+        let Some(node) = self.stores.nodes.named(name) else { return false };
         let leaves = node.metadata.deletion_timestamp.is_some() || node.spec.unschedulable;
         !leaves && is_allowed(class, &self.personality.topology_key(), name)
     }
 
     /// Whether a node offers what a class asks for.
     pub(super) fn offers(&self, name: &str, parameters: &Parameters) -> bool {
-        self.told.iter().any(|told| {
+        let offers = |told: &LvmNode| {
             told.name() == name
                 && told.available(&parameters.device_class, &parameters.option_class).is_some()
-        })
+        };
+        self.stores.lvm_nodes.find(offers).is_some()
     }
 }
 
@@ -90,7 +84,7 @@ pub(super) fn is_allowed(class: &StorageClass, topology_key: &str, node: &str) -
 }
 
 /// A device class for people, and the options with which it is wanted.
-pub(super) fn spelled(parameters: &Parameters) -> String {
+pub(crate) fn spelled(parameters: &Parameters) -> String {
     let Parameters { device_class, option_class, .. } = parameters;
     let class =
         if device_class.is_empty() { "that is the default".to_owned() } else { format!("{device_class:?}") };
@@ -104,14 +98,15 @@ pub(super) fn spelled(parameters: &Parameters) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lvms_api::Quantity;
     use lvms_api::logical_volume::Spec;
     use lvms_api::lvm_node::{DeviceClass, Status};
+    use lvms_api::{LogicalVolume, Quantity};
+    use lvms_cluster::slim::Node;
     use serde_json::json;
 
     const P: Personality = Personality::Topolvm;
 
-    fn told(name: &str, available: u64) -> Arc<LvmNode> {
+    fn told(name: &str, available: u64) -> LvmNode {
         let class = DeviceClass {
             name: "ssd".into(),
             default: true,
@@ -120,16 +115,19 @@ mod tests {
         };
         let mut node = LvmNode::new(name, "lvms");
         node.status = Some(Status { device_classes: vec![class], ..Status::default() });
-        Arc::new(node)
+        node
     }
 
-    fn node(name: &str, unschedulable: bool) -> Arc<Node> {
-        Arc::new(
-            serde_json::from_value(
-                json!({"metadata": {"name": name}, "spec": {"unschedulable": unschedulable}}),
-            )
-            .unwrap(),
-        )
+    fn stores(nodes: impl IntoIterator<Item = Node>, tells: impl IntoIterator<Item = LvmNode>) -> Stores {
+        let stores = Stores::default();
+        nodes.into_iter().for_each(|node| stores.nodes.answered(node));
+        tells.into_iter().for_each(|told| stores.lvm_nodes.answered(told));
+        stores
+    }
+
+    fn node(name: &str, unschedulable: bool) -> Node {
+        let node = json!({"metadata": {"name": name}, "spec": {"unschedulable": unschedulable}});
+        serde_json::from_value(node).unwrap()
     }
 
     fn class(allowed: serde_json::Value) -> StorageClass {
@@ -143,7 +141,8 @@ mod tests {
     fn the_node_with_the_most_room_is_chosen_and_none_that_takes_no_pods() {
         let nodes = [node("a", false), node("b", false), node("c", true)];
         let tells = [told("a", 10), told("b", 20), told("c", 99), told("gone", 99)];
-        let all = Nodes { personality: P, nodes: &nodes, told: &tells, volumes: &[] };
+        let stores = stores(nodes, tells);
+        let all = Nodes { personality: P, stores: &stores };
         let parameters = Parameters::default();
         assert_eq!(all.roomiest(&class(json!([])), &parameters, 5), Ok("b".into()));
         let only = |node: &str| {
@@ -172,8 +171,9 @@ mod tests {
         let tells = [told("a", 10), told("b", 20)];
         let spec =
             Spec { name: "x".into(), node_name: "b".into(), size: Quantity::of(15), ..Spec::default() };
-        let volumes = [Arc::new(LogicalVolume::new(P, spec))];
-        let all = Nodes { personality: P, nodes: &nodes, told: &tells, volumes: &volumes };
+        let stores = stores(nodes, tells);
+        stores.volumes.answered(LogicalVolume::new(P, spec));
+        let all = Nodes { personality: P, stores: &stores };
         assert_eq!(all.roomiest(&class(json!([])), &Parameters::default(), 8), Ok("a".into()));
     }
 }

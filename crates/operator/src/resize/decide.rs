@@ -7,9 +7,8 @@ use lvms_cluster::slim::{Claim, PersistentVolume};
 pub(super) struct View<'a> {
     pub(super) claim: &'a Claim,
     pub(super) persistent: &'a PersistentVolume,
+    /// What its status says is about what its spec asks for.
     pub(super) volume: &'a LogicalVolume,
-    /// Whether the volume's status is about an older wish than its spec.
-    pub(super) stale: bool,
 }
 
 /// How far growth is, in Kubernetes' words.
@@ -97,7 +96,7 @@ pub(super) fn decide(view: &View<'_>) -> Act {
         let before = lvms_cluster::slim::annotation(&persistent.metadata, BEFORE);
         return if before.is_some() && given >= promised { Act::Forget } else { Act::Nothing };
     }
-    let refused = view.volume.status.as_ref().filter(|status| status.code != 0 && !view.stale);
+    let refused = view.volume.status.as_ref().filter(|status| status.code != 0);
     let Some(target) = target(wanted, promised, allocated, state, refused.is_some(), claim) else {
         return Act::Nothing;
     };
@@ -152,7 +151,7 @@ fn grow(view: &View<'_>, target: u64, promised: u64) -> Act {
     let Some(size) = size else { return Act::Nothing };
     if size < target {
         let asked = view.volume.spec.size.bytes().unwrap_or(0);
-        let refused = status.code != 0 && !view.stale;
+        let refused = status.code != 0;
         // What was asked for before and refused is not asked for any more.
         if asked < target || (refused && asked > target) {
             return Act::Ask(target);
@@ -183,7 +182,6 @@ mod tests {
         promised: u64,
         wish: u64,
         status: Status,
-        stale: bool,
     }
 
     /// A claim with 1 GiB that asks for 2.
@@ -201,7 +199,6 @@ mod tests {
                 current_size: Some(Quantity::of(GIB)),
                 ..Status::default()
             },
-            stale: false,
         }
     }
 
@@ -220,7 +217,7 @@ mod tests {
             let mut volume = LogicalVolume::new(Personality::Topolvm, spec);
             volume.status = Some(self.status.clone());
             let claim: Claim = serde_json::from_value(self.claim.clone()).unwrap();
-            decide(&View { claim: &claim, persistent: &persistent, volume: &volume, stale: self.stale })
+            decide(&View { claim: &claim, persistent: &persistent, volume: &volume })
         }
 
         fn begun(mut self, size: &str, state: &str) -> Scene {
@@ -264,14 +261,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_told_and_what_was_refused_before_is_not_believed() {
+    fn what_is_refused_is_told_and_less_is_asked_for_at_once() {
         let mut refused = Scene { wish: 2 * GIB, ..scene().begun("2Gi", RUNNING) };
         (refused.status.code, refused.status.message) = (11, "no room".into());
         let expected = Act::Fail { size: 2 * GIB, infeasible: true, message: "no room".into() };
         assert_eq!(refused.decide(), expected);
-        refused.stale = true;
-        assert_eq!(refused.decide(), Act::Nothing);
-        refused.stale = false;
         refused.wish = 100 * GIB;
         assert_eq!(refused.decide(), Act::Ask(2 * GIB));
         refused.wish = 2 * GIB;

@@ -73,26 +73,24 @@ impl Requests {
         Ok((time(made, ANSWERED) - time(asked, ANSWERED)) * 1000.0)
     }
 
-    /// All that a namespace's pods, the kubelet and the control plane have written, with the time since the first.
-    pub(super) fn story(&self, namespace: &str) -> String {
+    /// All that a namespace's pods, the kubelet and the control plane have written, and what those pods have logged
+    /// meanwhile: each command of LVM is logged when it begins. With the time since the first.
+    pub(super) fn story(&self, namespace: &str, log: &str) -> String {
         let writes = self.0.iter().filter(|request| {
             let verb = request["verb"].as_str().unwrap_or_default();
             matches!(verb, "create" | "update" | "patch" | "delete")
                 && request["objectRef"]["resource"] != "leases"
                 && !request["objectRef"]["apiGroup"].as_str().unwrap_or_default().starts_with("auth")
         });
-        let mut begin = None;
-        let mut text = String::from("one volume, write by write (ms since the first, ms taken, who, what):");
+        let mut lines = Vec::new();
         for request in writes {
             let (received, answered) = (time(request, RECEIVED), time(request, ANSWERED));
-            let begin = *begin.get_or_insert(received);
             let user = request["user"]["username"].as_str().unwrap_or_default();
             let who = if user.contains(namespace) { "lvms" } else { user.rsplit(':').next().unwrap_or(user) };
             let object = &request["objectRef"];
             let part = |name: &str| object[name].as_str().unwrap_or_default();
-            text += &format!(
-                "\n{:>8.0} {:>5.0}  {who:<28} {} {}{} {}",
-                (received - begin) * 1000.0,
+            let what = format!(
+                "{:>5.0}  {who:<28} {} {}{} {}",
                 (answered - received) * 1000.0,
                 request["verb"].as_str().unwrap_or_default(),
                 part("resource"),
@@ -103,6 +101,16 @@ impl Requests {
                 },
                 part("name"),
             );
+            lines.push((received, what));
+        }
+        let first = lines.iter().map(|(when, _)| *when).fold(f64::INFINITY, f64::min);
+        let logged = log.lines().filter_map(|line| line.split_once(' '));
+        let logged = logged.map(|(when, line)| (clock(when), format!("       log: {line}")));
+        lines.extend(logged.filter(|(when, _)| *when >= first));
+        lines.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let mut text = String::from("one volume, write by write (ms since the first, ms taken, who, what):");
+        for (when, what) in lines {
+            text += &format!("\n{:>8.0} {what}", (when - first) * 1000.0);
         }
         text
     }
@@ -113,7 +121,11 @@ const ANSWERED: &str = "stageTimestamp";
 
 /// A time of a request, in seconds of its day.
 fn time(request: &Value, field: &str) -> f64 {
-    let text = request[field].as_str().unwrap_or_default();
+    clock(request[field].as_str().unwrap_or_default())
+}
+
+/// The seconds of its day.
+fn clock(text: &str) -> f64 {
     let clock = text.split_once('T').map_or("", |(_, clock)| clock.trim_end_matches('Z'));
     clock.split(':').fold(0.0, |seconds, part| seconds * 60.0 + part.parse::<f64>().unwrap_or_default())
 }
@@ -143,8 +155,12 @@ mod tests {
         ];
         let requests = Requests::read(&log.join("\n"));
         assert_eq!(requests.writes_but_leases_of("lvms-system"), 1);
-        let story = requests.story("lvms-system");
+        let log = "2026-01-01T09:59:59.000000000Z before\n2026-01-01T10:00:01.501000000Z changes command=\"lvcreate\"\n";
+        let story = requests.story("lvms-system", log);
         assert!(story.contains("0     2  lvms") && story.contains("create logicalvolumes x"), "{story}");
+        let after = story.split_once("create logicalvolumes x").unwrap().1;
+        assert!(after.contains("       1        log: changes command=\"lvcreate\""), "{story}");
+        assert!(!story.contains("before"), "{story}");
     }
     #[test]
     fn a_volume_is_waited_for_from_the_moment_at_which_kubernetes_asks_for_it() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -75,18 +75,13 @@ impl<'a> Fire<'a> {
         Fire { cluster, chance: Chance::new(seed) }
     }
 
-    /// Kills until the time is up, and `longer` as long as something was not killed yet, which `complete` is told of.
-    /// Afterwards all that was killed is there again, or about to be.
-    pub(super) fn burn(
-        mut self,
-        end: Instant,
-        longer: impl Fn() -> bool,
-        complete: &AtomicBool,
-    ) -> Result<Killed> {
+    /// Kills as long as it may go on; `complete` is told when everything was killed once. Afterwards all that was killed is
+    /// there again, or about to be.
+    pub(super) fn burn(mut self, go_on: impl Fn() -> bool, complete: &AtomicBool) -> Result<Killed> {
         let mut killed = Killed::default();
         // Everything once, and then by chance.
         let mut first = VICTIMS.to_vec();
-        while Instant::now() < end || (!first.is_empty() && longer()) {
+        while go_on() {
             std::thread::sleep(self.chance.seconds(3, 12));
             let victims = if first.is_empty() { &VICTIMS[..] } else { &first };
             let victim = victims[usize::try_from(self.chance.below(victims.len() as u64))?];

@@ -32,11 +32,12 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// StorageClasses, what is wrong with them, and what their claims are told.
-const CLASSES: [(&str, &str, &str); 4] = [
+/// StorageClasses, what they ask for, and what people are told.
+const CLASSES: [(&str, &str, &str); 5] = [
+    ("wrong-class", "topolvm.io/device-class: nonsense", "offers device class \"nonsense\""),
     (
         "wrong-options",
-        "topolvm.io/lvcreate-option-class: nonsense",
+        "topolvm.io/device-class: dc1, topolvm.io/lvcreate-option-class: nonsense",
         "offers device class \"dc1\" with lvcreate-option-class \"nonsense\"",
     ),
     ("wrong-key", "topolvm.io/devise-class: dc1", "parameters[\"topolvm.io/devise-class\"]"),
@@ -44,31 +45,59 @@ const CLASSES: [(&str, &str, &str); 4] = [
     ("wrong-secret", "csi.storage.k8s.io/colour: red", "parameters[\"csi.storage.k8s.io/colour\"]"),
 ];
 
+/// Of each the second sends no claim to us as long as nothing is published of it: the class itself tells.
+const MODES: [&str; 2] = ["Immediate", "WaitForFirstConsumer"];
+
 fn classes_that_ask_for_what_is_not_there_are_told(cluster: &Cluster) -> Result<()> {
-    let class = |name: &str, parameter: &str| {
+    let class = |name: &str, mode: &str, parameters: &str| {
         cluster.apply(&format!(
             "{{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {{name: {name}}}, provisioner: topolvm.io,
-              parameters: {{topolvm.io/device-class: dc1, {parameter}}}}}"
+              volumeBindingMode: {mode}, parameters: {{{parameters}}}}}"
         ))
     };
-    on_a_stage(cluster, &LVMS, "classes", "", |stage| {
-        for (name, parameter, _) in CLASSES {
-            class(name, parameter)?;
-            stage.claim(name, name, "1Gi")?;
+    let named = |name: &str, mode: &str| format!("{name}-{}", mode.to_lowercase());
+    let node = &cluster.nodes()[0];
+    let acted = on_a_stage(cluster, &LVMS, "classes", "", |stage| {
+        for (name, parameters, _) in CLASSES {
+            for mode in MODES {
+                class(&named(name, mode), mode, parameters)?;
+            }
+            stage.claim(name, &named(name, MODES[0]), "1Gi")?;
         }
+        let waiting = named("wrong-class", MODES[1]);
+        stage.claim(&waiting, &waiting, "1Gi")?;
+        stage.make_pod(&waiting, &waiting, Some(&node.name))?;
         // What is nobody's is left out, as TopoLVM does, and told.
-        class("unknown-key", "colour: red")?;
+        class("unknown-key", MODES[0], "topolvm.io/device-class: dc1, colour: red")?;
         stage.claim("unknown-key", "unknown-key", "1Gi")?;
         for (name, _, told) in CLASSES {
             stage.await_event(name, "ProvisioningFailed", told)?;
+            for mode in MODES {
+                await_event(cluster, "default", &named(name, mode), "UnusableClass", told)?;
+            }
         }
         stage.await_event("unknown-key", "UnknownParameter", "colour")?;
         stage.await_bound("unknown-key")?;
-        for name in CLASSES.map(|(name, ..)| name).iter().chain(&["unknown-key"]) {
-            cluster.kubectl(["delete", "storageclass", name])?;
+        // What a node offers from now on can be had, by whoever waits for it.
+        let offered = "device-classes:\n- {name: nonsense, volume-group: thick2, spare-gb: 0}";
+        let without = CONFIGURATION.replacen("- {name: dc2, volume-group: thick2, spare-gb: 0}\n", "", 1);
+        deployed::configure(node, without.replacen("device-classes:", offered, 1))?;
+        stage.await_bound("wrong-class")?;
+        stage.await_pod(&waiting)?;
+        for name in CLASSES.iter().flat_map(|(name, ..)| MODES.map(|mode| named(name, mode))) {
+            cluster.kubectl(["delete", "storageclass", &name])?;
         }
-        Ok(())
-    })
+        cluster.kubectl(["delete", "storageclass", "unknown-key"])?;
+        stage.remove_pod(&waiting)?;
+        stage.kubectl(&["delete", "pvc", "--all", "--wait=false"])?;
+        cluster.wait_for("the volumes of that class to be gone", || {
+            Ok(node.guest.script("vgs --noheadings -o lv_count thick2").run()?.text().trim() == "0")
+        })?;
+        deployed::configure(node, CONFIGURATION)?;
+        await_configuration(cluster, node, None)
+    });
+    deployed::configure(node, CONFIGURATION)?;
+    acted
 }
 
 fn claims_that_cannot_be_fulfilled_are_told_why(cluster: &Cluster) -> Result<()> {

@@ -2,22 +2,23 @@
 //!
 //! Built with crash points it kills itself at each point that it has not passed before in the same flow, and a loop
 //! starts it again: so a flow goes on from one point to the next, and has survived all of them when it has reached its
-//! goal. It runs beside the kubelet instead of in a pod, because a kubelet would wait longer each time.
+//! goal ([`flows`]). It runs beside the kubelet instead of in a pod, because a kubelet would wait longer each time.
+
+mod flows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
 
 use super::LVMS;
 use crate::cluster::Cluster;
 use crate::deployed::{self, NAMESPACE};
 use crate::guest::Guest;
-use crate::suites::books::{Books, nothing_is_suspended};
+use crate::suites::books::nothing_is_suspended;
 use crate::suites::cluster::Case;
-use crate::suites::stage::{Stage, on_a_stage};
+use crate::suites::stage::on_a_stage;
 use crate::workspace;
 
 pub(super) const CASES: &[Case] = &[Case::One(
@@ -28,7 +29,7 @@ pub(super) const CASES: &[Case] = &[Case::One(
 fn volumes_survive_a_crash_at_every_write_to_the_api(cluster: &Cluster) -> Result<()> {
     on_a_stage(cluster, &LVMS, "crashes", "", |stage| {
         let process = Process::start(cluster)?;
-        let lived = whole_life(stage, &process);
+        let lived = flows::all(stage, &process);
         let log = process.log();
         let hits = process.end();
         lived.inspect_err(|_| keep_log(log))?;
@@ -47,95 +48,6 @@ fn published(cluster: &Cluster) -> Result<usize> {
     Ok(list["items"].as_array().context("a list has items")?.len())
 }
 
-/// Every flow, each to its goal, with a process that is killed all the time.
-fn whole_life(stage: &Stage<'_>, process: &Process<'_>) -> Result<()> {
-    let cluster = stage.cluster;
-    cluster.wait_for("what the node has to be published again", || {
-        Ok(published(cluster)? == process.published
-            && cluster.get(["--namespace", NAMESPACE, "lvmnode", process.node])?["status"]["state"]
-                == "Ready")
-    })?;
-
-    process.arm("provision")?;
-    stage.claim("data", "thin", "1Gi")?;
-    stage.start_pod("user", "data", None)?;
-    let written = stage.run_in("user", "date > /data/file; sync; sha256sum /data/file")?;
-
-    process.arm("grow")?;
-    stage.grow("data", "2Gi")?;
-    cluster.wait_for("the claim to have grown", || {
-        Ok(stage.get("pvc", "data")?["status"]["capacity"]["storage"] == "2Gi")
-    })?;
-
-    process.arm("snapshot")?;
-    stage.snapshot("moment", "data", "lvms")?;
-    stage.await_snapshot("moment")?;
-
-    process.arm("restore")?;
-    stage.restore("restored", "moment", "thin", "2Gi")?;
-    stage.start_pod("restored", "restored", None)?;
-    ensure!(stage.run_in("restored", "sha256sum /data/file")? == written, "what was restored is another");
-
-    process.arm("clone")?;
-    let source = json!({"kind": "PersistentVolumeClaim", "name": "data"});
-    stage.apply_claim("copy", "thin", "2Gi", &source)?;
-    stage.start_pod("copy", "copy", None)?;
-    ensure!(stage.run_in("copy", "sha256sum /data/file")? == written, "the clone is another");
-    Books::await_agreement(cluster, 4)?;
-
-    process.arm("delete-snapshot")?;
-    stage.kubectl(&["delete", "volumesnapshot", "moment", "--wait=false"])?;
-    Books::await_agreement(cluster, 3)?;
-
-    process.arm("delete")?;
-    stage.kubectl(&["delete", "pods,pvc", "--all", "--wait=false"])?;
-    Books::await_agreement(cluster, 0)?;
-
-    process.arm("come-back")?;
-    let volume = bound(stage, "lost")?;
-    let lv = cluster.get(["logicalvolume", &volume])?["status"]["volumeID"].clone();
-    cluster.kubectl(["delete", "logicalvolume", &volume, "--wait=false"])?;
-    let let_go = r#"{"metadata": {"finalizers": null}}"#;
-    cluster.kubectl(["patch", "logicalvolume", &volume, "--type=merge", "--patch", let_go])?;
-    cluster.wait_for("the LogicalVolume to come back", || {
-        let found = cluster.get(["logicalvolume", &volume])?;
-        Ok(found["metadata"]["deletionTimestamp"].is_null() && found["status"]["volumeID"] == lv)
-    })?;
-    stage.kubectl(&["delete", "pvc", "lost", "--wait=false"])?;
-    Books::await_agreement(cluster, 0)?;
-
-    process.arm("retain")?;
-    let volume = bound(stage, "kept")?;
-    cluster.kubectl([
-        "patch",
-        "pv",
-        &volume,
-        "--patch",
-        r#"{"spec": {"persistentVolumeReclaimPolicy": "Retain"}}"#,
-    ])?;
-    stage.kubectl(&["delete", "pvc", "kept", "--wait=false"])?;
-    cluster.wait_for("the volume to be released", || {
-        Ok(cluster.get(["pv", &volume])?["status"]["phase"] == "Released")
-    })?;
-    Books::await_agreement(cluster, 1)?;
-    cluster.kubectl(["delete", "pv", &volume, "--wait=false"])?;
-    cluster.wait_for("the PersistentVolume to be gone", || {
-        Ok(cluster.kubectl(["get", "pv", &volume, "--ignore-not-found"])?.is_empty())
-    })?;
-    let kept = cluster.get(["logicalvolume", &volume])?;
-    ensure!(kept["metadata"]["deletionTimestamp"].is_null(), "what was to be retained is deleted");
-    cluster.kubectl(["delete", "logicalvolume", &volume, "--wait=false"])?;
-    Books::await_agreement(cluster, 0)
-}
-
-/// A claim that waits for no pod, and the name of its volume.
-fn bound(stage: &Stage<'_>, claim: &str) -> Result<String> {
-    stage.claim(claim, "immediate", "1Gi")?;
-    stage.await_bound(claim)?;
-    let found = stage.get("pvc", claim)?;
-    Ok(found["spec"]["volumeName"].as_str().context("a bound claim has a volume")?.to_owned())
-}
-
 /// The process that kills itself, and what starts it again.
 struct Process<'a> {
     cluster: &'a Cluster,
@@ -152,7 +64,7 @@ const SUPERVISE: &str = "\
 cd /run/crashes
 while [ ! -e end ]; do
     LVMS_CRASH_WRITES=/run/crashes/flow ./lvms-crash single-node --kubeconfig kubeconfig --namespace lvms-system \\
-        --nodename \"$1\" >> log 2>&1
+        --nodename \"$1\" --node-finalize delete >> log 2>&1
     echo $? >> codes
 done
 touch ended
@@ -167,6 +79,9 @@ impl Process<'_> {
         process.scale(0)?;
         let kinds = "lvmnodes,csistoragecapacities";
         cluster.kubectl(["--namespace", NAMESPACE, "delete", kinds, "--all"])?;
+        // What it needs for a node that leaves.
+        let right = deployed::manifest_of("node-finalize-delete")?;
+        cluster.apply(&right.replace("lvms-operator, namespace", "lvms-single-node, namespace"))?;
         let user = format!("system:serviceaccount:{NAMESPACE}:lvms-single-node");
         let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{NAMESPACE}")];
         process
@@ -224,17 +139,11 @@ impl Process<'_> {
     }
 }
 
-/// Writes of other flows, and which those are.
+/// Writes that nothing of a single node's volumes needs, and who does them.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("cluster/src/lease.rs", "a single node needs no lease"),
-    ("node/src/volumes.rs act change", "LogicalVolumes that others made, and those of deleted claims"),
-    ("operator/src/capacity.rs withdraw", "capacities that nobody needs any more"),
-    ("operator/src/leftovers.rs", "what a predecessor has left, and nodes that leave"),
-    ("operator/src/orphans.rs", "claims that were deleted in the middle"),
-    ("operator/src/provision.rs discard", "what could not be made"),
-    ("operator/src/provision.rs reschedule", "what could not be made"),
-    ("operator/src/reclaim.rs act", "volumes with a finalizer that is missing or too much"),
-    ("operator/src/snapshot.rs act delete", "snapshots that could not be made"),
+    ("node/src/volumes.rs retain change", "LogicalVolumes that were used after their claim was deleted"),
+    ("operator/src/resize.rs ask merge_status", "growth that was refused"),
     ("operator/src/volumes.rs", "CSI's Controller service, which Kubernetes does not need"),
 ];
 

@@ -169,6 +169,8 @@ fn while_it_is_deleted(stage: &Stage<'_>, volumes: &[(String, String, String)], 
     cluster.wait_for("the definition to be gone", || {
         Ok(cluster.kubectl(["get", "crd", NAME, "--ignore-not-found"])?.is_empty())
     })?;
+    // Neither is asked for every second, nor is a claim left without a word.
+    stage.await_event("new", "ProvisioningFailed", "404")?;
     for (volume, id, node) in volumes {
         ensure!(has_lv(cluster, node, id)?, "{volume} has lost its data");
     }

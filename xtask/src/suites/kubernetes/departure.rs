@@ -9,10 +9,16 @@ use crate::deployed::{self, NAMESPACE};
 use crate::suites::cluster::Case;
 use crate::suites::stage::{READ, Stage, WRITE, await_event, on_a_stage};
 
-pub(super) const CASES: &[Case] = &[Case::One(
-    "volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back",
-    volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back,
-)];
+pub(super) const CASES: &[Case] = &[
+    Case::One(
+        "volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back",
+        volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back,
+    ),
+    Case::One(
+        "claims_of_a_node_that_leaves_are_deleted_where_that_is_asked_for",
+        claims_of_a_node_that_leaves_are_deleted_where_that_is_asked_for,
+    ),
+];
 
 fn volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back(cluster: &Cluster) -> Result<()> {
     let node = cluster.nodes().last().context("a node")?;
@@ -38,13 +44,64 @@ fn volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back(cluster: 
     })
 }
 
+/// TopoLVM's rule. The node's disks may be read by whoever has them, so no logical volume goes with its objects.
+fn claims_of_a_node_that_leaves_are_deleted_where_that_is_asked_for(cluster: &Cluster) -> Result<()> {
+    let node = cluster.nodes().last().context("a node")?;
+    let right = deployed::manifest_of("node-finalize-delete")?;
+    on_a_stage(cluster, &LVMS, "departure-delete", "", |stage| {
+        let other = &cluster.nodes().first().context("a node")?.name;
+        for (claim, node) in [("going", &node.name), ("staying", other)] {
+            stage.claim(claim, "thick", "1Gi")?;
+            stage.start_pod(claim, claim, Some(node))?;
+        }
+        let (volume, id, _) = made_for(stage, "going")?;
+        stage.remove_pod("going")?;
+        cluster.apply(&right)?;
+        let operator = deployed::manifest_of("operator")?;
+        operate(cluster, &operator.replace("args: [operator]", "args: [operator, --node-finalize=delete]"))?;
+        let left = leave(cluster, node).and_then(|()| {
+            cluster.wait_for("claim and volumes of the node to be gone", || {
+                let claims = stage.kubectl(&["get", "pvc", "--output=name"])?;
+                let names = [format!("pv/{volume}"), format!("logicalvolume/{volume}")];
+                let volumes = cluster.kubectl(["get", "--ignore-not-found", &names[0], &names[1]])?;
+                ensure!(!claims.contains("going") && volumes.is_empty(), "there are {claims}{volumes}");
+                Ok(true)
+            })
+        });
+        operate(cluster, &operator)?;
+        cluster.kubectl([
+            "delete",
+            "clusterrole,clusterrolebinding",
+            "lvms-operator-node-finalize-delete",
+        ])?;
+        come_back(cluster, node)?;
+        left?;
+        ensure!(stage.get("pvc", "staying")?["status"]["phase"] == "Bound", "another node's claim is gone");
+        ensure!(has_lv(cluster, &node.name, &id)?, "the data on the node's disks is gone");
+        node.guest.script(&format!("lvremove --yes thick1/{id}")).run()?;
+        Ok(())
+    })
+}
+
+/// Runs the operator as a manifest says.
+fn operate(cluster: &Cluster, manifest: &str) -> Result<()> {
+    cluster.apply(manifest)?;
+    let status = ["rollout", "status", "deployment/lvms-operator", "--timeout=5m"];
+    cluster.kubectl(["--namespace", NAMESPACE].iter().chain(&status)).map(drop)
+}
+
 /// All that runs on the node ends before its Node goes: the driver would do its work as long as its token is good.
+/// TopoLVM's controller has put its finalizer on the Node, and nobody but us is there to take it off.
 fn leave(cluster: &Cluster, node: &Node) -> Result<()> {
+    let marked = r#"{"metadata": {"finalizers": ["topolvm.io/node"]}}"#;
+    cluster.kubectl(["patch", "node", &node.name, "--type=merge", "--patch", marked])?;
     node.guest
         .script("pkill -9 -x kubelet; pkill -9 -x lvms; while pgrep -x kubelet; do sleep 0.1; done")
         .run()?;
-    cluster.kubectl(["delete", "node", &node.name])?;
-    Ok(())
+    cluster.kubectl(["delete", "node", &node.name, "--wait=false"])?;
+    cluster.wait_for("the Node to be gone", || {
+        Ok(cluster.kubectl(["get", "node", &node.name, "--ignore-not-found"])?.is_empty())
+    })
 }
 
 fn come_back(cluster: &Cluster, node: &Node) -> Result<()> {

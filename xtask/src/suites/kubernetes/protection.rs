@@ -1,13 +1,13 @@
 //! No byte is lost by what people and programs do to objects, and a node can do nothing to another's.
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::LVMS;
 use crate::cluster::Cluster;
 use crate::deployed::{self, NAMESPACE};
 use crate::suites::cluster::Case;
-use crate::suites::stage::{Stage, await_event, on_a_stage};
+use crate::suites::stage::{READ, Stage, WRITE, await_event, on_a_stage};
 
 pub(super) const CASES: &[Case] = &[
     Case::One("a_node_can_change_its_own_objects_only", a_node_can_change_its_own_objects_only),
@@ -17,6 +17,10 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::One("data_of_a_retained_volume_is_kept", data_of_a_retained_volume_is_kept),
     Case::One("a_lost_volume_is_told_and_not_made_again", a_lost_volume_is_told_and_not_made_again),
+    Case::One(
+        "the_source_of_a_copy_stays_until_the_copy_is_there",
+        the_source_of_a_copy_stays_until_the_copy_is_there,
+    ),
 ];
 
 /// The name and the id of the LogicalVolume of a claim, and its node.
@@ -163,5 +167,57 @@ fn a_lost_volume_is_told_and_not_made_again(cluster: &Cluster) -> Result<()> {
         stage.await_event("user", "FailedMount", &id)?;
         ensure!(!has_lv(cluster, &node, &id)?, "an empty volume was made in its place");
         Ok(())
+    })
+}
+
+/// What copies are made of, with the finalizers that external-provisioner puts there.
+const SOURCES: [(&str, &str, &str); 2] = [
+    ("pvc", "source", "provisioner.storage.kubernetes.io/cloning-protection"),
+    ("volumesnapshot", "moment", "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"),
+];
+
+fn the_source_of_a_copy_stays_until_the_copy_is_there(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "sources", "", |stage| {
+        stage.claim("source", "immediate", "300Mi")?;
+        stage.start_pod("source", "source", None)?;
+        let written = stage.run_in("source", WRITE)?;
+        stage.snapshot("moment", "source", "lvms")?;
+        stage.await_snapshot("moment")?;
+        stage.remove_pod("source")?;
+        let (_, _, node) = made_for(stage, "source")?;
+        let node = cluster.nodes().iter().find(|known| known.name == node).context("an unknown node")?;
+        // Neither copy is begun before its node goes on.
+        deployed::halt(node)?;
+        let kept = (|| {
+            let source = json!({"kind": "PersistentVolumeClaim", "name": "source"});
+            stage.apply_claim("copy", "immediate", "300Mi", &source)?;
+            stage.restore("restored", "moment", "immediate", "300Mi")?;
+            for (kind, name, finalizer) in SOURCES {
+                cluster.wait_for(&format!("{name} to be protected"), || {
+                    let finalizers = stage.get(kind, name)?["metadata"]["finalizers"].take();
+                    let finalizers = finalizers.as_array().context("no finalizers")?;
+                    ensure!(finalizers.iter().any(|one| one == finalizer), "{name} has {finalizers:?}");
+                    Ok(true)
+                })?;
+            }
+            // The snapshot-controller would look again after a quarter of an hour: its snapshot is deleted later.
+            stage.kubectl(&["delete", "pvc", "source", "--wait=false"])?;
+            let source = stage.get("pvc", "source")?;
+            ensure!(!source["metadata"]["deletionTimestamp"].is_null(), "the source is not deleted");
+            Ok(())
+        })();
+        deployed::go_on(node)?;
+        kept?;
+        for name in ["copy", "restored"] {
+            stage.start_pod(name, name, None)?;
+            ensure!(stage.run_in(name, READ)? == written, "{name} is another than its source");
+        }
+        stage.kubectl(&["delete", "volumesnapshot", "moment", "--wait=false"])?;
+        cluster.wait_for("the sources to be gone", || {
+            let left =
+                stage.kubectl(&["get", "--ignore-not-found", "pvc/source", "volumesnapshot/moment"])?;
+            ensure!(left.is_empty(), "there is still {left}");
+            Ok(true)
+        })
     })
 }

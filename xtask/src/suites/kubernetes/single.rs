@@ -1,12 +1,13 @@
 //! `lvms single-node`: one process for a whole cluster.
 
 use anyhow::{Context, Result, ensure};
+use lab_protocol::disk::GIB;
 
 use super::LVMS;
 use crate::cluster::Cluster;
 use crate::deployed::{self, CONFIGURATION, CONFIGURATION_FILE, CONTROLLER_SOCKET, NODE_SOCKET};
 use crate::suites::cluster::Case;
-use crate::suites::sanity::{Target, sanity};
+use crate::suites::sanity::{Target, Volumes, sanity};
 use crate::suites::stage::{on_a_stage, returning_all_space};
 
 pub(super) const CASES: &[Case] = &[
@@ -34,9 +35,17 @@ fn one_process_serves_a_whole_cluster(cluster: &Cluster) -> Result<()> {
         stage.claim("data", "thick", "1Gi")?;
         stage.start_pod("user", "data", None)?;
         let written = stage.run_in("user", "date > /data/now; sync; sha256sum /data/now")?;
-        // The process is killed and comes back; the pod does not notice, and what is asked for then is done.
-        let pod = deployed::pod_on(cluster, cluster.nodes().first().context("a node")?)?;
+        let node = cluster.nodes().first().context("a node")?;
+        let pod = deployed::pod_on(cluster, node)?;
         let namespace = ["--namespace", deployed::NAMESPACE];
+        // Only root is answered, whoever may open the socket.
+        let ask = format!("/opt/lab/bin/lab-csi unpublish {NODE_SOCKET} unknown /run/nowhere");
+        node.guest.script(&ask).run()?;
+        let nobody = "setpriv --reuid=65534 --inh-caps=+dac_override --ambient-caps=+dac_override";
+        ensure!(node.guest.script(&format!("{nobody} {ask}")).run().is_err(), "anybody is answered");
+        let log = cluster.kubectl(namespace.iter().chain(&["logs", &pod]))?;
+        ensure!(log.contains("somebody who is not root has connected"), "who has asked is not seen");
+        // The process is killed and comes back; the pod does not notice, and what is asked for then is done.
         cluster.kubectl(namespace.iter().chain(&["delete", "pod", &pod, "--force", "--grace-period=0"]))?;
         stage.grow("data", "2Gi")?;
         cluster.wait_for("the claim to have grown", || {
@@ -113,15 +122,17 @@ fn a_volume_that_cannot_be_removed_is_told_of_and_lived_with(cluster: &Cluster) 
 const TARGET: Target =
     Target { program: "/opt/lab/bin/csi-sanity", socket: NODE_SOCKET, controller: Some(CONTROLLER_SOCKET) };
 
-fn csi_sanity(cluster: &Cluster, class: &str) -> Result<()> {
+/// As TopoLVM's own tests run it.
+fn csi_sanity(cluster: &Cluster, kind: &str, parameters: &str) -> Result<()> {
     let guest = &cluster.nodes().first().context("a node")?.guest;
-    returning_all_space(cluster, &LVMS, class, || sanity(guest, &TARGET, class, "mount"))
+    let volumes = Volumes { kind, access: "mount", parameters, size: GIB };
+    returning_all_space(cluster, &LVMS, kind, || sanity(guest, &TARGET, &volumes))
 }
 
 fn t39_csi_sanity_passes_on_thick_volumes_of_a_cluster(cluster: &Cluster) -> Result<()> {
-    csi_sanity(cluster, "dc1")
+    csi_sanity(cluster, "default", "")
 }
 
 fn t39_csi_sanity_passes_on_thin_volumes_of_a_cluster(cluster: &Cluster) -> Result<()> {
-    csi_sanity(cluster, "thin")
+    csi_sanity(cluster, "thin", "csi.storage.k8s.io/fstype: xfs\ntopolvm.io/device-class: thin\n")
 }

@@ -4,6 +4,7 @@
 mod page;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 
 use anyhow::{Context, Result, bail, ensure};
 use lab_protocol::disk::GIB;
@@ -13,9 +14,9 @@ use self::page::Page;
 use super::{collect_logs, space};
 use crate::cluster::Cluster;
 use crate::deployed;
-use crate::peers::topolvm::{Name, THICK, THIN};
+use crate::peers::topolvm::{NAMESPACE, Name, THICK, THIN};
 use crate::suites::books::lvs;
-use crate::suites::stage::{Product, READ, Stage, WRITE, filesystem_size, on_a_stage};
+use crate::suites::stage::{Product, READ, Stage, WRITE, await_event, filesystem_size, on_a_stage};
 
 /// Whoever has the place.
 const WHOEVER: Product = Product {
@@ -38,6 +39,8 @@ pub(super) fn run(cluster: &Cluster, name: Name) -> Result<()> {
     on_a_stage(cluster, &WHOEVER, "take-over", "", |stage| {
         let test = Test { cluster, stage, name, page: Page::read()? };
         let live = test.begin()?;
+        test.lvms_waits()?;
+        test.is_undisturbed(&live)?;
         test.nobody()?;
         test.change_what_nobody_acts_on()?;
         test.lvms()?;
@@ -119,6 +122,27 @@ impl Test<'_> {
             all.extend(ours.map(|line| format!("{} {}", node.name, mounted(line))));
         }
         Ok(all)
+    }
+
+    /// Begun too early, lvms says for what it waits, and TopoLVM goes on as if it were alone.
+    fn lvms_waits(&self) -> Result<()> {
+        let begin = usize::try_from(fs::metadata(AUDIT)?.len())?;
+        let early = "kubectl apply --server-side -f deploy/operator.yaml".to_owned();
+        self.follow(&[&self.page.take_over[..3], &[early]].concat())?;
+        let lease = self.name.driver().replace('.', "-");
+        await_event(self.cluster, NAMESPACE, &lease, "WaitsForPredecessor", "lvms waits until")?;
+        self.stage.claim("early", THICK, "1Gi")?;
+        self.stage.start_pod("early", "early", None)?;
+        self.stage.remove_pod("early")?;
+        self.vanishes("early")?;
+        let end = ["delete", "deployment", "lvms-operator", "--wait"];
+        self.cluster.kubectl(["--namespace", deployed::NAMESPACE].iter().chain(&end))?;
+        let log = fs::read(AUDIT)?;
+        let written = written_by_lvms(&String::from_utf8_lossy(&log[begin..]));
+        let foreign: Vec<_> = written.iter().filter(|what| !OWN.contains(&what.as_str())).collect();
+        ensure!(written.len() > foreign.len(), "the audit log tells of nothing that lvms writes");
+        ensure!(foreign.is_empty(), "lvms has written before its turn: {foreign:?}");
+        Ok(())
     }
 
     /// The page's way, up to the moment in which nobody acts.
@@ -239,6 +263,15 @@ impl Test<'_> {
         wait("the growth that was wanted meanwhile", &|| self.has_grown("thick", "2Gi", 2 * GIB))?;
         let volume = |claim: &str| self.cluster.get([kind.as_str(), &self.volume_of(claim)?]);
         wait("a missing size to be told", &|| Ok(volume("idle")?["status"]["currentSize"] == "1Gi"))?;
+        wait("what TopoLVM has published to be replaced", &|| {
+            let driver = format!("--selector=csi.storage.k8s.io/drivername={}", self.name.driver());
+            let managers =
+                "--output=jsonpath={.items[*].metadata.labels.csi\\.storage\\.k8s\\.io/managed-by}";
+            let kind = ["get", "csistoragecapacities", "--all-namespaces"];
+            let managers = self.cluster.kubectl(kind.into_iter().chain([driver.as_str(), managers]))?;
+            ensure!(managers.split_whitespace().all(|manager| manager == "lvms"), "it is by {managers}");
+            Ok(!managers.is_empty())
+        })?;
         wait("an old finalizer to be gone", &|| {
             let claim = stage.get("pvc", "idle")?;
             Ok(claim["metadata"]["finalizers"] == json!(["kubernetes.io/pvc-protection"]))
@@ -343,6 +376,27 @@ impl Test<'_> {
         let part = status.then_some("--subresource=status");
         self.cluster.kubectl(arguments.into_iter().chain(part)).map(drop)
     }
+}
+
+/// What every change that the API was asked for is written to.
+const AUDIT: &str = "audit.log";
+
+/// What lvms may write before it leads: who of its own is to lead, and what it waits for.
+const OWN: [&str; 2] = ["lvms-system leases", "topolvm-system events"];
+
+/// What lvms has changed, by namespace and kind.
+fn written_by_lvms(log: &str) -> BTreeSet<String> {
+    let requests = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let written = requests.filter(|request| {
+        let user = request["user"]["username"].as_str().unwrap_or_default();
+        let verb = request["verb"].as_str().unwrap_or_default();
+        user.starts_with("system:serviceaccount:lvms-system:") && !["get", "list", "watch"].contains(&verb)
+    });
+    let place = |request: Value| {
+        let part = |name: &str| request["objectRef"][name].as_str().unwrap_or_default().to_owned();
+        format!("{} {}", part("namespace"), part("resource"))
+    };
+    written.map(place).collect()
 }
 
 fn text(value: &Value) -> Result<String> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::source::{does_not_zero, zeroes};
 use super::{changeable, do_next, done_by, place, zero_rest};
 use crate::desired::DeviceClass;
 use crate::facts::Facts;
@@ -40,6 +41,13 @@ pub fn grow(
     };
     if let Some(step) = zero_rest(path, volume, &facts) {
         return do_next(step);
+    }
+    if let Kind::Thin { pool, .. } = &volume.kind
+        && facts.block
+        && volume.size < size
+        && !zeroes(group, pool)
+    {
+        return Err(does_not_zero(group, pool));
     }
     let shape = layout.map_or(Shape::LINEAR, Shape::of_layout);
     let extents = shape.round_up(size.in_extents(group.extent));
@@ -158,7 +166,6 @@ mod tests {
             tags: facts.tags().iter().map(Tag::to_string).collect(),
             attributes: "rwi-aor---".to_owned(),
             active: true,
-            synced: None,
             areas: lies_on(on),
         }
     }

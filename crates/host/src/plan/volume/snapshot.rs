@@ -86,11 +86,12 @@ pub fn extend_store(situation: Situation<'_>, snapshot: &VolumePath, enough: Byt
     }
     let origin = group.volumes.get(origin).ok_or_else(missing)?;
     let wanted = store(group, origin);
-    if group.free < Extents(1) {
+    let free = group.to_be_had();
+    if free < Extents(1) {
         let (free, wanted) = (Bytes::ZERO, wanted.bytes(group.extent));
         return Err(Refusal::NoSpace { place: format!("volume group {}", group.name), free, wanted });
     }
-    let extents = now.in_extents(group.extent) + wanted.min(group.free);
+    let extents = now.in_extents(group.extent) + wanted.min(free);
     done_by(Change::Extend { path: snapshot.clone(), extents, from: Vec::new() })
 }
 
@@ -113,7 +114,6 @@ mod tests {
             tags: Vec::new(),
             attributes: "-wi-a-----".to_owned(),
             active: true,
-            synced: None,
             areas: Vec::new(),
         }
     }

@@ -19,13 +19,26 @@ pub(super) fn temporary(target: &LvName) -> Option<LvName> {
     LvName::parse_new(&format!("lvms-copy-{target}")).ok()
 }
 
-/// Whether a volume has bytes that none of its users has written, and that a block device would show: a thick one that
-/// was made for a filesystem was never zeroed, and a copy has what its source has. Pools zero what they give; what
+/// Whether a volume has bytes that none of its users has written, and that a block device would show: one that was made
+/// for a filesystem was never zeroed, unless its pool zeroes what it gives, and a copy has what its source has. What
 /// somebody else made is as he made it.
-pub(crate) fn has_former_bytes(volume: &Volume) -> bool {
+pub(crate) fn has_former_bytes(group: &Group, volume: &Volume) -> bool {
     let facts = Facts::of(volume);
     let for_filesystem = (facts.is_ours() || facts.filesystem.is_some()) && !facts.block;
-    facts.former || for_filesystem && matches!(volume.kind, Kind::Thick(_))
+    let was_zeroed = matches!(&volume.kind, Kind::Thin { pool, .. } if zeroes(group, pool));
+    facts.former || for_filesystem && !was_zeroed
+}
+
+/// Whether a pool zeroes what it gives.
+pub(super) fn zeroes(group: &Group, pool: &LvName) -> bool {
+    group.volumes.get(pool).is_some_and(|pool| pool.attribute(8) == 'z')
+}
+
+/// Then it gives nothing to block devices of ours.
+pub(super) fn does_not_zero(group: &Group, pool: &LvName) -> Refusal {
+    let reason = "it does not zero what it gives, and a block device would show what was there before: run \
+                  lvchange --zero y on it";
+    Refusal::PoolUnusable { pool: group.path(pool), reason }
 }
 
 /// What a volume is copied from.
@@ -56,6 +69,12 @@ impl<'a> Source<'a> {
             Kind::Thick(_) | Kind::Cow { .. } => false,
             Kind::Pool { .. } | Kind::Other(_) => return Err(bad("it is no volume")),
         };
+        // A snapshot stands still by itself; anything else is read through one.
+        if !instant && !matches!(volume.kind, Kind::Cow { .. }) && temporary(&wish.name).is_none() {
+            return Err(bad(
+                "the copy's name is too long: one of at most 117 characters leaves room for that of a snapshot",
+            ));
+        }
         if wish.size < volume.size {
             return Err(Refusal::SmallerThanSource { source_size: volume.size, wanted: wish.size });
         }
@@ -78,7 +97,7 @@ impl<'a> Source<'a> {
             Kind::Cow { origin, .. } => self.group.volumes.get(origin),
             Kind::Thick(_) | Kind::Thin { .. } | Kind::Pool { .. } | Kind::Other(_) => Some(self.volume),
         };
-        read.is_none_or(has_former_bytes)
+        read.is_none_or(|volume| has_former_bytes(self.group, volume))
     }
 
     /// The snapshot made for a copy, if it is there.
@@ -88,30 +107,25 @@ impl<'a> Source<'a> {
             .map(|name| self.group.path(&name))
     }
 
-    /// The extents that a snapshot for the copy will take beside the volume's own.
-    pub(super) fn store_to_come(&self, wish: &Wish<'_>) -> Extents {
+    /// The extents of its group that a snapshot for the copy will take.
+    pub(super) fn store_to_come(&self, target: &LvName) -> Extents {
         let is_thick = matches!(self.volume.kind, Kind::Thick(_));
-        if is_thick
-            && self.group.name == wish.class.group
-            && self.snapshot_for(&wish.name).is_none()
-            && wish.is_thick()
-        {
+        if is_thick && self.snapshot_for(target).is_none() {
             return store(self.group, self.volume);
         }
         Extents::ZERO
+    }
+
+    /// Whether the moment of which a copy was begun cannot be read any more.
+    pub(super) fn is_lost(&self, target: &LvName) -> bool {
+        self.group.volumes.get(&self.reading(target).volume).is_none_or(is_useless)
     }
 
     /// The next step until bytes can be read.
     pub(super) fn make_readable(&self, target: &LvName) -> Option<Change> {
         let path = self.reading(target);
         match self.group.volumes.get(&path.volume) {
-            // One that is half made or has overflowed is made again.
-            Some(volume)
-                if Facts::of(volume).temporary.is_some()
-                    && (is_half_made(volume) || volume.has_overflowed()) =>
-            {
-                Some(Change::remove(path))
-            }
+            Some(volume) if is_useless(volume) => Some(Change::remove(path)),
             Some(volume) if volume.active => None,
             Some(_) => Some(Change::Activate { path }),
             None => {
@@ -127,6 +141,11 @@ impl<'a> Source<'a> {
             }
         }
     }
+}
+
+/// Whether a snapshot for a copy has to be made again: it is half made or has overflowed.
+fn is_useless(snapshot: &Volume) -> bool {
+    Facts::of(snapshot).temporary.is_some() && (is_half_made(snapshot) || snapshot.has_overflowed())
 }
 
 /// A snapshot for a copy that somebody gave up, made for a volume of this name from another source.

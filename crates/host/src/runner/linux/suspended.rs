@@ -50,6 +50,17 @@ impl Linux {
         Ok(suspended)
     }
 
+    /// Whether a command that was killed has left something that keeps others waiting or in the way.
+    fn is_interrupted(&self, group: &VgName) -> io::Result<bool> {
+        let control = self.control()?;
+        for name in self.devices_of(group)? {
+            if control.device(&name)?.is_some_and(|device| device.suspended || is_left_over(&name, &device)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     fn devices_of(&self, group: &VgName) -> io::Result<Vec<String>> {
         let prefix = prefix(group);
         // Between a group and a volume stands one dash; two belong to the group's name.
@@ -57,14 +68,14 @@ impl Linux {
         Ok(self.control()?.names()?.into_iter().filter(ours).collect())
     }
 
-    /// They go on, unless somebody else's command is at work in the group.
+    /// They go on, and what was left over goes, unless somebody else's command is at work in the group.
     pub(super) fn resume_suspended(&self, group: &VgName) -> io::Result<Vec<String>> {
-        if self.suspended_devices(group)?.is_empty() {
+        if !self.is_interrupted(group)? {
             return Ok(Vec::new());
         }
         let directory = self.locking_directory();
         let Some(alone) = self.on_host(|| GroupLock::try_take(&directory, group))?? else {
-            tracing::info!(group = %group, "an LVM command works in the group: what it has suspended is left to it");
+            tracing::info!(group = %group, "an LVM command works in the group: what it has begun is left to it");
             return Ok(Vec::new());
         };
         let control = self.control()?;
@@ -110,7 +121,7 @@ impl Linux {
 
 /// Whether a device was never finished, or is the part of a snapshot on which nothing lies: LVM would not find it.
 fn is_left_over(name: &str, device: &Device) -> bool {
-    let is_part = name.ends_with("-cow") || name.ends_with("-real");
+    let is_part = matches!(layer(name).as_deref(), Some("cow" | "real"));
     device.targets.is_empty() || (is_part && device.open == 0)
 }
 
@@ -129,15 +140,27 @@ fn volume_of(group: &VgName, device: &str) -> Option<String> {
     Some(name[..end].to_owned())
 }
 
+/// Which layer of its volume a device is, if it is not the volume itself: what stands after a second dash of its own.
+fn layer(device: &str) -> Option<String> {
+    device.replace("--", "\0").split('-').nth(2).map(str::to_owned)
+}
+
 /// How deep a device lies beneath what people use: whoever resumes a pool reads from its parts.
 fn depth(name: &str) -> u8 {
-    let parts = ["_tdata", "_tmeta", "_rimage_", "_rmeta_", "-real", "-cow"];
-    if parts.iter().any(|part| name.contains(part)) { 2 } else { u8::from(name.ends_with("-tpool")) }
+    let parts = ["_tdata", "_tmeta", "_rimage_", "_rmeta_"];
+    match layer(name).as_deref() {
+        Some("cow" | "real") => 2,
+        _ if parts.iter().any(|part| name.contains(part)) => 2,
+        Some("tpool") => 1,
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dm::Target;
+    use crate::lvm::inventory::DeviceNumber;
 
     #[test]
     fn a_device_is_known_by_its_volume_whatever_layer_it_is() {
@@ -153,5 +176,21 @@ mod tests {
         ] {
             assert_eq!(volume_of(&group, device).as_deref(), volume, "{device}");
         }
+    }
+
+    #[test]
+    fn a_volume_with_the_name_of_a_layer_is_nothing_left_over() {
+        let idle = |name| {
+            let target = Target { kind: "linear".to_owned(), sectors: 8, status: String::new() };
+            let number = DeviceNumber { major: 253, minor: 0 };
+            is_left_over(name, &Device { number, open: 0, suspended: false, targets: vec![target] })
+        };
+        for layer in ["vg-a-real", "vg-a-cow", "my--vg-a--b-real", "vg--real-a-cow", "vg-a---cow"] {
+            assert!(idle(layer), "{layer}");
+        }
+        for volume in ["vg-a", "vg-x--real", "vg-x--cow", "vg-a--b--cow", "vg--a-real", "vg-pool-tpool"] {
+            assert!(!idle(volume), "{volume}");
+        }
+        assert_eq!(["vg-x--real", "vg-x-real", "vg-p-tpool", "vg-p_tmeta"].map(depth), [0, 2, 1, 2]);
     }
 }

@@ -1,9 +1,11 @@
 //! Figures and health, on the ports that are served.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::GIB;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Node};
 use crate::deployed::{self, NAMESPACE};
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
@@ -78,22 +80,11 @@ fn volumes_and_volume_groups_have_figures_that_are_true(cluster: &Cluster, parts
         }
         stage.await_pod("thick")?;
         stage.await_pod("thin")?;
-        let text = served(cluster, &deployed::pod_on(cluster, node)?, 8080, "metrics")?;
-        for name in ["topolvm_volumegroup_available_bytes", "topolvm_volumegroup_size_bytes"] {
-            let series = figures(&text, name);
-            ensure!(series.len() == CLASSES.len(), "{name} has {series:?}");
-        }
         let space = deployed::space(cluster)?;
-        for (class, group, spare) in CLASSES {
-            let free = space[&format!("{} {group} free", node.name)] - spare;
-            let label = format!("device_class=\"{class}\"");
-            let told = figure(&text, "topolvm_volumegroup_available_bytes", &label)?;
-            ensure!(told == free as f64, "of {class} {told} are told, LVM has {free}");
+        for one in cluster.nodes() {
+            let promised = if one.name == node.name { 19 } else { 20 };
+            figures_are_true(cluster, one, &space, promised * GIB).with_context(|| one.name.clone())?;
         }
-        let size = figure(&text, "topolvm_volumegroup_size_bytes", "\"dc1\"")?;
-        ensure!(size == (20 * GIB) as f64, "dc1 has {size}");
-        let promised = figure(&text, "topolvm_thinpool_overprovisioned_available", "\"thin\"")?;
-        ensure!(promised == (19 * GIB) as f64, "{promised} of the pool may be promised");
         parts.pass("t05");
         // The kubelet measures once a minute.
         let url = format!("/api/v1/nodes/{}/proxy/metrics", node.name);
@@ -111,6 +102,31 @@ fn volumes_and_volume_groups_have_figures_that_are_true(cluster: &Cluster, parts
         parts.pass("t04");
         Ok(())
     })
+}
+
+/// What a node tells is what LVM has, and `promised` of its pool may be promised.
+fn figures_are_true(
+    cluster: &Cluster,
+    node: &Node,
+    space: &BTreeMap<String, u64>,
+    promised: u64,
+) -> Result<()> {
+    let text = served(cluster, &deployed::pod_on(cluster, node)?, 8080, "metrics")?;
+    for name in ["topolvm_volumegroup_available_bytes", "topolvm_volumegroup_size_bytes"] {
+        let series = figures(&text, name);
+        ensure!(series.len() == CLASSES.len(), "{name} has {series:?}");
+    }
+    for (class, group, spare) in CLASSES {
+        let free = space[&format!("{} {group} free", node.name)] - spare;
+        let label = format!("device_class=\"{class}\"");
+        let told = figure(&text, "topolvm_volumegroup_available_bytes", &label)?;
+        ensure!(told == free as f64, "of {class} {told} are told, LVM has {free}");
+    }
+    let size = figure(&text, "topolvm_volumegroup_size_bytes", "\"dc1\"")?;
+    ensure!(size == (20 * GIB) as f64, "dc1 has {size}");
+    let told = figure(&text, "topolvm_thinpool_overprovisioned_available", "\"thin\"")?;
+    ensure!(told == promised as f64, "{told} of the pool may be promised");
+    Ok(())
 }
 
 fn every_pod_serves_figures_and_health(cluster: &Cluster, parts: &Parts) -> Result<()> {

@@ -53,6 +53,14 @@ fn a_node_that_is_full_of_one_class_takes_pods_of_another_only(
         stage.claim("more", "thick", "19Gi")?;
         stage.make_pod("more", "more", Some(node))?;
         stage.await_event("more", "", "did not have enough free storage")?;
+        let pod = stage.get("pod", "more")?;
+        let conditions = pod["status"]["conditions"].as_array().context("conditions")?;
+        let scheduled =
+            conditions.iter().find(|one| one["type"] == "PodScheduled").context("PodScheduled")?;
+        ensure!(
+            scheduled["status"] == "False" && pod["spec"]["nodeName"].is_null(),
+            "the pod is scheduled: {scheduled}"
+        );
         parts.pass("t02");
         stage.claim("other", "dc2", "1Gi")?;
         stage.start_pod("other", "other", Some(node))?;
@@ -141,7 +149,8 @@ fn t19_pods_go_where_their_volumes_fit(cluster: &Cluster) -> Result<()> {
         for node in cluster.nodes() {
             stage.await_pod(&node.name)?;
         }
-        for (name, size) in [("eight", "8Gi"), ("six", "6Gi")] {
+        // The first fits everywhere, and is sent where most is free; the others fit there only.
+        for (name, size) in [("three", "3Gi"), ("eight", "8Gi"), ("six", "6Gi")] {
             stage.claim(name, "thick", size)?;
             stage.start_pod(name, name, None)?;
             ensure!(stage.node_of(name)? == big.name, "{name} is on {}", stage.node_of(name)?);

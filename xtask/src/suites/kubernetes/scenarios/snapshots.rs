@@ -29,12 +29,22 @@ pub(super) const CASES: &[Case] = &[
 
 fn a_snapshot_is_restored_and_outlived(cluster: &Cluster, parts: &Parts) -> Result<()> {
     on_a_stage(cluster, &LVMS, "t29", "", |stage| {
+        stage.claim("btrfs", "thin-btrfs", "1023Mi")?;
+        stage.start_pod("btrfs", "btrfs", None)?;
+        let other = stage.run_in("btrfs", WRITE)?;
+        stage.snapshot("btrfs", "btrfs", "lvms")?;
         stage.claim("origin", "thin", "1023Mi")?;
         stage.start_pod("origin", "origin", None)?;
         let then = stage.run_in("origin", WRITE)?;
         stage.snapshot("moment", "origin", "lvms")?;
         stage.await_snapshot("moment")?;
+        let least = &stage.get("volumesnapshot", "moment")?["status"]["restoreSize"];
+        ensure!(*least == capacity_of(stage, "origin")?.as_str(), "the snapshot can be restored to {least}");
         stage.run_in("origin", WRITE)?;
+        stage.await_snapshot("btrfs")?;
+        stage.restore("btrfs-same", "btrfs", "thin-btrfs", "1Gi")?;
+        stage.start_pod("btrfs-same", "btrfs-same", None)?;
+        ensure!(stage.run_in("btrfs-same", READ)? == other, "btrfs is not what was at that moment");
         for (name, size, given, part) in [("same", "1Gi", "1Gi", "t29"), ("larger", "2047Mi", "2Gi", "t30")] {
             stage.restore(name, "moment", "thin", size)?;
             stage.start_pod(name, name, None)?;
