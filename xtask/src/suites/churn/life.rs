@@ -112,7 +112,10 @@ impl<'a> Life<'a> {
                 return Ok(None);
             }
             let (uid, volume) = (text(&pod["metadata"]["uid"])?, text(&used["spec"]["volumeName"])?);
-            let path = format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~csi/{volume}/mount");
+            let path = format!(
+                "{}/pods/{uid}/volumes/kubernetes.io~csi/{volume}/mount",
+                self.stage.cluster.kubelet()
+            );
             Ok(Some(Mount { node: text(&pod["spec"]["nodeName"])?, path }))
         })
     }
