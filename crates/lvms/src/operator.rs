@@ -41,6 +41,10 @@ pub(crate) struct Leader {
     /// What becomes of the volumes of a node that leaves: keep them and their claims, or delete both as TopoLVM does.
     #[arg(long, value_name = "RULE", default_value = "keep")]
     node_finalize: NodeFinalize,
+    /// The namespace in which TopoLVM was: a lease of its controller or sidecars elsewhere is not waited for. Anywhere if
+    /// it is not given. Several are separated by commas.
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
+    predecessor_namespace: Vec<String>,
 }
 
 impl Leader {
@@ -58,6 +62,7 @@ impl Leader {
             connection,
             pod: self.pod.clone(),
             departure: self.node_finalize.into(),
+            predecessors: self.predecessor_namespace.clone(),
             stores,
             metrics,
             socket: self.csi_socket.clone(),

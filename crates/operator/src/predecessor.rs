@@ -39,6 +39,8 @@ pub struct Predecessor {
     pub client: Client,
     /// What people are told.
     pub events: Events,
+    /// Where it is, if that is known: elsewhere a lease of its name may be anybody's. Otherwise anywhere.
+    pub namespaces: Vec<String>,
 }
 
 /// The leases of the sidecars: provisioner, resizer, snapshotter.
@@ -54,11 +56,15 @@ fn place(lease: &Lease) -> (String, String) {
 
 /// Those of this driver's installation: a controller's lease beside no sidecar's is that of another driver.
 fn of_one_installation(sidecars: Vec<Lease>, controllers: Vec<Lease>) -> Vec<Lease> {
-    let namespaces: BTreeSet<String> = sidecars.iter().filter_map(ResourceExt::namespace).collect();
-    let controllers = controllers
+    let namespaces: Vec<String> = sidecars.iter().filter_map(ResourceExt::namespace).collect();
+    sidecars.into_iter().chain(within(controllers, &namespaces)).collect()
+}
+
+/// Those in one of these namespaces.
+fn within(leases: Vec<Lease>, namespaces: &[String]) -> impl Iterator<Item = Lease> {
+    leases
         .into_iter()
-        .filter(|lease| lease.namespace().is_some_and(|namespace| namespaces.contains(&namespace)));
-    sidecars.into_iter().chain(controllers).collect()
+        .filter(|lease| lease.namespace().is_some_and(|namespace| namespaces.contains(&namespace)))
 }
 
 impl Predecessor {
@@ -158,10 +164,14 @@ impl Predecessor {
         Ok(of_one_installation(beside, controllers))
     }
 
-    /// Those of this name, in any namespace.
+    /// Those of this name, wherever the predecessor may be.
     async fn named(&self, name: &str) -> Result<Vec<Lease>, kube::Error> {
         let parameters = ListParams::default().fields(&format!("metadata.name={name}"));
-        Ok(Api::<Lease>::all(self.client.clone()).list(&parameters).await?.items)
+        let leases = Api::<Lease>::all(self.client.clone()).list(&parameters).await?.items;
+        if self.namespaces.is_empty() {
+            return Ok(leases);
+        }
+        Ok(within(leases, &self.namespaces).collect())
     }
 }
 
@@ -195,12 +205,21 @@ mod tests {
         assert_eq!(sidecars(Personality::Legacy)[0], "topolvm-cybozu-com");
     }
 
+    fn lease(namespace: &str, name: &str) -> Lease {
+        let json = serde_json::json!({"metadata": {"namespace": namespace, "name": name}});
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn a_lease_elsewhere_holds_nobody_up() {
+        let leases = vec![lease("tenant", "topolvm-io"), lease("ours", "topolvm-io")];
+        let found: Vec<_> =
+            within(leases, &["ours".to_owned(), "more".to_owned()]).map(|lease| place(&lease)).collect();
+        assert_eq!(found, [("ours".to_owned(), "topolvm-io".to_owned())]);
+    }
+
     #[test]
     fn the_controller_of_another_driver_is_not_waited_for() {
-        let lease = |namespace: &str, name: &str| {
-            let json = serde_json::json!({"metadata": {"namespace": namespace, "name": name}});
-            serde_json::from_value::<Lease>(json).unwrap()
-        };
         let sidecars = vec![lease("ours", "topolvm-io")];
         let controllers = vec![lease("ours", "topolvm"), lease("others", "topolvm")];
         let found: Vec<_> = of_one_installation(sidecars, controllers).iter().map(place).collect();

@@ -51,6 +51,8 @@ pub struct Role {
     pub pod: Option<String>,
     /// What becomes of the volumes of a node that leaves.
     pub departure: Departure,
+    /// Namespaces in which the predecessor may be; any if there are none.
+    pub predecessors: Vec<String>,
     /// What is watched while it leads is begun from this; a node in the same process looks at the same LogicalVolumes.
     pub stores: Arc<Stores>,
     /// What is counted.
@@ -103,7 +105,8 @@ impl Role {
 
     fn predecessor(&self) -> Predecessor {
         let client = self.connection.client.clone();
-        Predecessor { personality: self.personality, events: self.events(), client }
+        let (events, namespaces) = (self.events(), self.predecessors.clone());
+        Predecessor { personality: self.personality, client, events, namespaces }
     }
 
     fn events(&self) -> Events {
