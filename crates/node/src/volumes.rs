@@ -1,6 +1,7 @@
 //! LogicalVolume objects of this node become LVs: each object is looked at when it, or what is on the host, changes.
 
 mod decide;
+mod progress;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -117,11 +118,12 @@ impl Volumes {
     pub async fn run(self: Arc<Self>, work: Arc<Work<String>>) {
         self.objects.complete().await;
         let host = self.clone().follow_host(Arc::clone(&work));
+        let progress = self.clone().tell_progress();
         let looks = work.run(AT_ONCE, move |name| {
             let volumes = Arc::clone(&self);
             async move { volumes.look(&name).await }
         });
-        tokio::join!(looks, host);
+        tokio::join!(looks, host, progress);
     }
 
     /// Somebody may have removed or grown an LV, or a volume group may be back.

@@ -7,8 +7,10 @@ mod by_hand;
 mod crashes;
 mod definitions;
 mod departure;
+mod long_works;
 mod no_room;
 mod outage;
+mod own_disk;
 mod protection;
 mod refused;
 mod restored;
@@ -55,8 +57,15 @@ fn roles(brief: bool, long: bool) -> Vec<Case> {
     let outage = if long { outage::LONG } else { outage::SHORT };
     let definitions = if brief { &[] } else { definitions::CASES };
     let scenarios = scenarios::of_three_nodes();
-    let cases =
-        [CASES, protection::CASES, bad_input::CASES, no_room::CASES, refused::CASES, departure::CASES];
+    let cases = [
+        CASES,
+        protection::CASES,
+        bad_input::CASES,
+        no_room::CASES,
+        long_works::CASES,
+        refused::CASES,
+        departure::CASES,
+    ];
     [cases.concat(), scenarios, outage.to_vec(), definitions.to_vec()].concat()
 }
 

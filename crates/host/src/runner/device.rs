@@ -28,12 +28,13 @@ fn open(path: &Path, write: bool) -> io::Result<File> {
 /// Writes zeros, by the device's own command where it has one.
 pub(super) fn zero(path: &Path, from: Bytes, to: Bytes, progress: Progress<'_>) -> io::Result<()> {
     let device = open(path, true)?;
+    progress(Bytes::ZERO, to.minus(from));
     let mut at = from.0;
     while at < to.0 {
         let length = (to.0 - at).min(STRETCH);
         zero_range(&device, at, length)?;
         at += length;
-        progress(Bytes(at - from.0), Bytes(to.0 - from.0));
+        progress(Bytes(at).minus(from), to.minus(from));
     }
     device.sync_data()
 }
@@ -75,6 +76,7 @@ pub(super) fn copy(
     progress: Progress<'_>,
 ) -> io::Result<()> {
     let (source, target) = (open(from, false)?, open(to, true)?);
+    progress(Bytes::ZERO, length);
     let (filled, to_write) = sync_channel::<Piece>(1);
     let (emptied, to_fill) = sync_channel::<Piece>(2);
     let _ = emptied.send(Piece::new());

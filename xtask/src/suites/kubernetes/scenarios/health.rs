@@ -1,13 +1,13 @@
 //! A disk fails under a volume that a pod uses.
 
 use anyhow::{Context, Result, ensure};
-use lab_protocol::disk::{Disk, GIB};
 
 use super::volume_of;
 use crate::cluster::{Cluster, Node};
 use crate::deployed;
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
+use crate::suites::kubernetes::own_disk::with_a_class_on_a_disk;
 use crate::suites::stage::{await_event, on_a_stage};
 
 pub(super) const CASES: &[Case] = &[Case::One(
@@ -18,38 +18,13 @@ pub(super) const CASES: &[Case] = &[Case::One(
 /// The disk, its volume group and what is offered of it.
 const HEALTH: &str = "health";
 
-const CLASS: &str = "
-apiVersion: storage.k8s.io/v1
-kind: StorageClass
-metadata: {name: health}
-provisioner: topolvm.io
-parameters: {csi.storage.k8s.io/fstype: xfs, topolvm.io/device-class: health}
-volumeBindingMode: WaitForFirstConsumer
-";
-
 /// TopoLVM deletes the volume though its disk is gone, and LVM then believes for ever that the disk is missing. Here
 /// nothing is changed in such a group: pod and claim go at once, and the volume when the disk is back.
 fn t14_a_disk_that_fails_is_told_and_what_was_deleted_meanwhile_goes_when_it_is_back(
     cluster: &Cluster,
 ) -> Result<()> {
     let node = &cluster.nodes()[2];
-    let disk = cluster.plug(&node.guest, Disk::new(GIB).serial(HEALTH))?;
-    node.guest.script(&format!("udevadm settle; vgcreate {HEALTH} {disk}")).run()?;
-    let class = format!("device-classes:\n- {{name: {HEALTH}, volume-group: {HEALTH}, spare-gb: 0}}");
-    deployed::configure(node, deployed::CONFIGURATION.replacen("device-classes:", &class, 1))?;
-    cluster.apply(CLASS)?;
-    let acted = fails_and_comes_back(cluster, node);
-    cluster.kubectl(["delete", "storageclass", HEALTH])?;
-    deployed::configure(node, deployed::CONFIGURATION)?;
-    acted?;
-    node.guest.script(&format!("vgremove {HEALTH}; pvremove {disk}")).run()?;
-    node.guest.unplug(HEALTH)?;
-    cluster.wait_for("nobody to be told of the class any more", || {
-        let told = deployed::told_by(cluster, node)?["deviceClasses"].to_string();
-        let annotations = cluster.get(["node", &node.name])?["metadata"]["annotations"].to_string();
-        ensure!(!told.contains(HEALTH) && !annotations.contains(HEALTH), "{told}, annotations {annotations}");
-        Ok(true)
-    })
+    with_a_class_on_a_disk(cluster, node, HEALTH, || fails_and_comes_back(cluster, node))
 }
 
 fn fails_and_comes_back(cluster: &Cluster, node: &Node) -> Result<()> {
