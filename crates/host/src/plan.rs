@@ -190,6 +190,17 @@ pub enum Refusal {
         /// Why.
         reason: String,
     },
+    /// What was made for a volume of another group may still be needed there.
+    #[error(
+        "{left} may be the source of a copy in a volume group that could not be looked at yet: {}; it is tried again",
+        groups.iter().map(VgName::as_str).collect::<Vec<_>>().join(", ")
+    )]
+    PerhapsNeeded {
+        /// Which.
+        left: VolumePath,
+        /// The groups.
+        groups: Vec<VgName>,
+    },
     /// Snapshots would be lost with the volume.
     #[error("{path} has snapshots that would be lost with it: {}", names(snapshots))]
     HasSnapshots {

@@ -3,6 +3,7 @@
 //! What is there is known from one report and followed through our own changes ([`crate::lvm::model`]). Before each
 //! change the group's sequence number is read from a disk; only if somebody else has changed it is LVM asked again.
 
+mod doubts;
 mod held_up;
 mod look;
 mod removal;
@@ -16,6 +17,7 @@ use std::time::Instant;
 use thiserror::Error;
 use tokio::sync::watch;
 
+use self::doubts::Doubts;
 use crate::desired::DeviceClass;
 use crate::facts::Facts;
 use crate::lvm::inventory::{Disk, Kind};
@@ -84,8 +86,9 @@ pub struct Volumes<R> {
     runner: Arc<R>,
     queues: Mutex<BTreeMap<VgName, Arc<Queue>>>,
     known: watch::Sender<Arc<Inventory>>,
-    /// Groups of which something else may be true than is known, though the sequence number is the same.
-    doubtful: Mutex<BTreeSet<VgName>>,
+    doubts: Doubts,
+    /// Groups that could not be looked at at the start, and were not since.
+    unseen: Mutex<BTreeSet<VgName>>,
     written: Mutex<BTreeMap<VgName, Written>>,
     works: Mutex<BTreeMap<VolumePath, Work>>,
     /// Volumes whose removal somebody waits for, and that may go with others.
@@ -105,18 +108,19 @@ impl<R: Runner> Volumes<R> {
                 tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
             }
         }
-        let inventory = match runner.inventory(None) {
+        let (inventory, unseen) = match runner.inventory(None) {
             Err(failure) if failure.is_of_the_moment() => {
                 tracing::warn!(%failure, "LVM does not answer in time: each volume group is looked at by itself");
-                Arc::default()
+                (Arc::default(), groups.iter().copied().cloned().collect())
             }
-            answer => Arc::new(answer?),
+            answer => (Arc::new(answer?), BTreeSet::new()),
         };
         Ok(Arc::new(Volumes {
             runner,
             queues: Mutex::default(),
             known: watch::Sender::new(inventory),
-            doubtful: Mutex::default(),
+            doubts: Doubts::default(),
+            unseen: Mutex::new(unseen),
             written: Mutex::default(),
             works: Mutex::default(),
             leaving: Mutex::default(),

@@ -47,6 +47,7 @@ fn of_refusal(refusal: &Refusal) -> Kind {
         | Refusal::BlockGrowsOnlyUnused { .. }
         | Refusal::Newer { .. } => Kind::Precondition,
         Refusal::PublishedUnseen { .. } => Kind::Internal,
+        Refusal::PerhapsNeeded { .. } => Kind::Unavailable,
         Refusal::NoVolume(_) | Refusal::NoSource(_) | Refusal::NotAVolume(_) => Kind::NotFound,
         Refusal::NoSpace { .. } | Refusal::PoolFull { .. } | Refusal::MetadataFull(_) => Kind::NoSpace,
         Refusal::AboveLimit { .. } | Refusal::SmallerThanSource { .. } => Kind::OutOfRange,

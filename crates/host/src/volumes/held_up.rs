@@ -44,6 +44,8 @@ impl<R: Runner> Volumes<R> {
                 tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
             }
             volumes.forget(&group);
+            // What it has written came after whatever its disks were asked to keep meanwhile.
+            lock(&volumes.written).entry(group).or_default().changes += 1;
             queue.go_on();
         });
     }

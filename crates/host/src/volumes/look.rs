@@ -29,16 +29,19 @@ impl<R: Runner> Volumes<R> {
         self.tell_if(group, |_| true);
     }
 
-    /// Tells what is known of a group now, if that is to be believed in place of what was known.
-    fn tell_if(&self, group: Group, is_believed: impl Fn(&Group) -> bool) {
+    /// Tells what is known of a group now, if that is to be believed in place of what was known. Says whether it is.
+    fn tell_if(&self, group: Group, is_believed: impl Fn(&Group) -> bool) -> bool {
+        let mut believed = true;
         self.known.send_if_modified(|inventory| {
             let known = inventory.groups.get(&group.name);
-            if known.is_some_and(|known| **known == group || !is_believed(known)) {
+            believed = known.is_none_or(|known| is_believed(known));
+            if !believed || known.is_some_and(|known| **known == group) {
                 return false;
             }
             Arc::make_mut(inventory).groups.insert(group.name.clone(), Arc::new(group));
             true
         });
+        believed
     }
 
     /// Whoever watches looks again, though LVM's metadata is as it was.
@@ -48,7 +51,7 @@ impl<R: Runner> Volumes<R> {
 
     /// The next look at this group asks LVM, whatever its sequence number is.
     pub(super) fn forget(&self, name: &VgName) {
-        lock(&self.doubtful).insert(name.clone());
+        self.doubts.raise(name);
     }
 
     /// Makes sure that what is known of a group is what is on disk.
@@ -59,7 +62,7 @@ impl<R: Runner> Volumes<R> {
     pub(super) fn look_at(&self, name: &VgName, places: bool) -> Result<(), Error> {
         let known = self.inventory().groups.get(name).cloned();
         if let Some(group) = &known
-            && !lock(&self.doubtful).contains(name)
+            && !self.doubts.about(name)
             && group.is_placed_for(places)
             && self.runner.sequence_number(group) == Some(group.seqno)
         {
@@ -69,24 +72,20 @@ impl<R: Runner> Volumes<R> {
         if let Some(stuck) = self.stuck(name) {
             return Err(NoTurn::Stuck(stuck).into());
         }
-        // What raises doubts from now on is perhaps not in the report.
-        lock(&self.doubtful).remove(name);
+        let doubts = self.doubts.until_now(name);
         match self.report(name, known.as_deref()) {
             Ok(mut inventory) => {
-                if let Some(group) = inventory.groups.remove(name) {
-                    self.believe(Arc::unwrap_or_clone(group));
+                if let Some(group) = inventory.groups.remove(name)
+                    && self.believe(Arc::unwrap_or_clone(group))
+                {
+                    self.doubts.answer(name, doubts);
                 }
-                Ok(())
             }
-            Err(Failure::NotFound(_)) => {
-                self.lose(name);
-                Ok(())
-            }
-            Err(failure) => {
-                self.forget(name);
-                Err(failure.into())
-            }
+            Err(Failure::NotFound(_)) => self.lose(name),
+            Err(failure) => return Err(failure.into()),
         }
+        lock(&self.unseen).remove(name);
+        Ok(())
     }
 
     /// That a group is gone, or one of its disks, is believed only after a second look.
@@ -109,11 +108,11 @@ impl<R: Runner> Volumes<R> {
 
     /// Whoever looks outside his turn may tell a report when later changes are known already. That a group has really
     /// gone back, by vgcfgrestore, is on its disks.
-    fn believe(&self, group: Group) {
+    fn believe(&self, group: Group) -> bool {
         let is_older = |known: &Group| known.uuid == group.uuid && known.seqno > group.seqno;
         let has_gone_back = self.inventory().groups.get(&group.name).is_some_and(|known| is_older(known))
             && self.runner.sequence_number(&group) == Some(group.seqno);
-        self.tell_if(group.clone(), |known| has_gone_back || !is_older(known));
+        self.tell_if(group.clone(), |known| has_gone_back || !is_older(known))
     }
 
     /// A group that LVM does not find is gone, unless its disks are: then its volumes are still somebody's.
@@ -143,8 +142,12 @@ impl<R: Runner> Volumes<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::Facts;
+    use crate::names::{LvName, VolumePath};
+    use crate::plan::Refusal;
     use crate::simulated::history::{Act, Class, path, perform};
     use crate::simulated::{Simulated, group};
+    use crate::units::Extents;
 
     #[test]
     fn that_a_group_is_gone_is_believed_only_after_a_second_look() {
@@ -160,6 +163,36 @@ mod tests {
         assert!(!is_known());
         volumes.look(&name).unwrap();
         assert!(is_known());
+    }
+
+    #[test]
+    fn what_may_be_needed_in_a_group_that_nobody_has_seen_yet_is_not_removed() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        let calm = Volumes::open(Arc::clone(&host), &[]).unwrap();
+        perform(&Act::Create { volume: 0, class: Class::Linear, extents: 4, block: false }, &calm).unwrap();
+        // The snapshot of a copy in another group, that is not finished.
+        let facts = Facts { temporary: LvName::parse("elsewhere").ok(), ..Facts::default() };
+        let change = Change::SnapshotThick {
+            origin: path(0),
+            name: LvName::parse("lvms-copy-elsewhere").unwrap(),
+            store: Extents(2),
+            chunk: None,
+            tags: facts.tags(),
+        };
+        host.change(&change).unwrap();
+        let (name, other) = (path(0).group, VgName::parse("other").unwrap());
+        host.hold_up();
+        let volumes = Volumes::open(Arc::clone(&host), &[&name, &other]).unwrap();
+        volumes.look(&name).unwrap();
+        for removed in
+            [path(0), VolumePath { group: name.clone(), volume: LvName::parse("elsewhere").unwrap() }]
+        {
+            let refused = volumes.remove(&removed, None).unwrap_err();
+            assert!(matches!(refused, Error::Refused(Refusal::PerhapsNeeded { .. })), "{refused}");
+        }
+        volumes.look(&other).unwrap();
+        volumes.remove(&path(0), None).unwrap();
+        assert!(volumes.inventory().groups[&name].volumes.is_empty());
     }
 
     #[test]
@@ -205,6 +238,26 @@ mod tests {
             volumes.forget(&name);
             volumes.look(&name).unwrap();
             assert_eq!(is_known(), expected);
+            assert_eq!(volumes.doubts.about(&name), expected, "what is not believed answers nothing");
         }
+    }
+
+    #[test]
+    fn what_somebody_else_has_made_is_seen_though_another_report_is_under_way() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        let volumes = Volumes::open(Arc::clone(&host), &[]).unwrap();
+        let name = path(0).group;
+        let create = |volume| Act::Create { volume, class: Class::Linear, extents: 4, block: false };
+        perform(&create(0), &volumes).unwrap();
+        let before = Group::clone(&volumes.inventory().groups[&name]);
+        perform(&create(1), &Volumes::open(Arc::clone(&host), &[]).unwrap()).unwrap();
+        // So soon after a change of ours that the sequence number is all that was seen of it.
+        let seqno = host.inventory(None).unwrap().groups[&name].seqno;
+        volumes.tell(Group { seqno, ..before });
+        volumes.forget(&name);
+        // A report that has begun, and not come.
+        let _under_way = volumes.doubts.until_now(&name);
+        volumes.look(&name).unwrap();
+        assert!(volumes.inventory().volume(&path(1)).is_some());
     }
 }

@@ -58,12 +58,24 @@ impl<R: Runner> Volumes<R> {
         if next == Next::Done {
             return Ok(next);
         }
+        self.is_left(&next, path)?;
         situation.inventory.groups.get(&path.group).map_or(Ok(()), |group| complete(group))?;
         match self.runner.published(path) {
             Ok(None) => Ok(next),
             Ok(Some(target)) => Err(Refusal::Published { path: path.clone(), target }),
             Err(error) => Err(Refusal::PublishedUnseen { path: path.clone(), reason: causes::told(&error) }),
         }
+    }
+
+    /// What was made for another volume goes with this one, or before it, only when that other is known to be gone.
+    fn is_left(&self, next: &Next, path: &VolumePath) -> Result<(), Refusal> {
+        let Next::Do(step) = next else { return Ok(()) };
+        let Step::Change(Change::Remove { path: left, .. }) = &**step else { return Ok(()) };
+        let unseen = lock(&self.unseen);
+        if left == path || unseen.is_empty() {
+            return Ok(());
+        }
+        Err(Refusal::PerhapsNeeded { left: left.clone(), groups: unseen.iter().cloned().collect() })
     }
 
     /// Each goes with others once: if that fails, it goes alone.
