@@ -72,7 +72,8 @@ impl Failure {
 
     /// Whether LVM waits for somebody else.
     pub(crate) fn is_of_the_moment(&self) -> bool {
-        matches!(self, Failure::Locked(_) | Failure::Process(ProcessError::TooSlow { .. }))
+        use ProcessError::{TooSlow, Unanswered};
+        matches!(self, Failure::Locked(_) | Failure::Process(TooSlow { .. } | Unanswered { .. }))
     }
 
     /// What a finished command answered, or why it failed.

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,6 +17,38 @@ use super::spawn::Born;
 
 /// How long a killed program may take to end: one that waits for a disk which does not answer takes as long as that.
 const DYING: Duration = Duration::from_secs(1);
+
+/// Programs that were killed and have not ended, by their words: they wait for a disk that does not answer.
+static UNANSWERED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// So often the same is asked while nobody answers.
+const ASKED: usize = 2;
+
+/// Whether asking once more would only add a process that cannot be killed.
+pub(super) fn is_unanswered(words: &str) -> bool {
+    let unanswered = UNANSWERED.lock().unwrap_or_else(PoisonError::into_inner);
+    unanswered.iter().filter(|one| *one == words).count() >= ASKED
+}
+
+/// One of them, until it ends.
+#[derive(Debug)]
+struct Unanswered(String);
+
+impl Unanswered {
+    fn new(words: &str) -> Unanswered {
+        UNANSWERED.lock().unwrap_or_else(PoisonError::into_inner).push(words.to_owned());
+        Unanswered(words.to_owned())
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        let mut unanswered = UNANSWERED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(one) = unanswered.iter().position(|one| *one == self.0) {
+            unanswered.swap_remove(one);
+        }
+    }
+}
 
 /// A program that runs, and what it has said so far.
 #[derive(Debug)]
@@ -75,7 +108,11 @@ impl Following {
                     self.finish().map_err(not_followed)?;
                 } else {
                     tracing::warn!(pid = self.pid(), program = words, "a killed command does not end");
-                    std::thread::spawn(move || self.to_the_end());
+                    let unanswered = Unanswered::new(&words);
+                    std::thread::spawn(move || {
+                        let _ended = self.to_the_end();
+                        drop(unanswered);
+                    });
                 }
                 Err(ProcessError::TooSlow { program: words, limit })
             }
@@ -128,5 +165,26 @@ impl Following {
         let (_, status) = waited.ok_or_else(|| io::Error::other("the process has not ended"))?;
         let status = ExitStatus::from_raw(status.as_raw());
         Ok(Finished { status, stdout: self.stdout.said, stderr: self.stderr.said })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runner::process::Processes;
+
+    #[test]
+    fn what_nobody_answers_is_not_asked_for_ever() {
+        let ask = |word: &str| {
+            let processes = Processes { namespaces: Default::default(), group: None, held: None };
+            processes.run(&Program::looks(["echo", word], Duration::from_secs(60))).map(|done| done.text())
+        };
+        let (first, second) = (Unanswered::new("echo silent"), Unanswered::new("echo silent"));
+        let refused = ask("silent").unwrap_err();
+        assert!(matches!(refused, ProcessError::Unanswered { .. }), "{refused}");
+        assert_eq!(ask("other").unwrap(), "other");
+        drop(first);
+        assert_eq!(ask("silent").unwrap(), "silent");
+        drop(second);
     }
 }

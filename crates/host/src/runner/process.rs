@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use thiserror::Error;
 
-use super::following::Following;
+use super::following::{Following, is_unanswered};
 use super::spawn::{Born, NotBorn, Prepared};
 
 /// Where the host's programs lie; NixOS has its own place.
@@ -137,6 +137,15 @@ pub enum ProcessError {
         /// Its deadline.
         limit: Duration,
     },
+    /// The same was asked before, and those who asked cannot even be killed.
+    #[error(
+        "{program} was asked before and is not answered: a disk that it reads does not answer, dmesg may say which; it is \
+         asked again when the commands that wait for it have ended"
+    )]
+    Unanswered {
+        /// Its words.
+        program: String,
+    },
     /// It changes something, is past its deadline, and goes on.
     #[error("{program} (process {pid}) has not ended after {} s and still runs", limit.as_secs())]
     StillRunning {
@@ -250,6 +259,9 @@ impl Processes {
 
     /// Runs a program to its end or its deadline.
     pub(super) fn run(&self, program: &Program) -> Result<Finished, ProcessError> {
+        if program.intent == Intent::Looks && is_unanswered(&program.words()) {
+            return Err(ProcessError::Unanswered { program: program.words() });
+        }
         let following = self.start(program)?;
         following.follow(program)
     }
