@@ -155,6 +155,10 @@ impl Configuration {
                         let problem = format!("the configuration cannot be read: {error}");
                         configuration.refuse(&path, vec![Mistake { line: 1, field: String::new(), problem }]);
                         last = None;
+                        // With its directory the watch goes, too, and only looking shows that both are back.
+                        std::thread::sleep(REPLACED);
+                        let _ = watch_directories(&events, &path);
+                        continue;
                     }
                 }
                 let mut buffer = [MaybeUninit::uninit(); 4096];
