@@ -130,7 +130,7 @@ impl<V: NodeVolumes> node_server::Node for Node<V> {
         }
         let id = id.to_owned();
         let (held, volumes) = (self.locks.hold(&id, deadline).await?, Arc::clone(&self.volumes));
-        let size = held.to_the_end(async move { volumes.grow_published(&id, path).await }).await?;
+        let size = held.to_the_end(async move { volumes.grow_published(&id, path, deadline).await }).await?;
         Ok(Response::new(proto::NodeExpandVolumeResponse { capacity_bytes: signed(size) }))
     }
 

@@ -76,7 +76,12 @@ pub trait NodeVolumes: Send + Sync + 'static {
     fn stats(&self, id: &str, path: PathBuf) -> impl Future<Output = Result<Stats, Error>> + Send;
 
     /// Makes a published filesystem as large as its volume. Returns the volume's size.
-    fn grow_published(&self, id: &str, path: PathBuf) -> impl Future<Output = Result<u64, Error>> + Send;
+    fn grow_published(
+        &self,
+        id: &str,
+        path: PathBuf,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<u64, Error>> + Send;
 
     /// How large a volume is, in bytes.
     fn size(&self, id: &str) -> impl Future<Output = Result<u64, Error>> + Send;

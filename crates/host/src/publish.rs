@@ -233,7 +233,12 @@ impl Volumes<Linux> {
     }
 
     /// Makes a mounted filesystem as large as its volume. Returns the volume's size.
-    pub fn grow_published(self: &Arc<Self>, path: &VolumePath, target: &Path) -> Result<Bytes, PublishError> {
+    pub fn grow_published(
+        self: &Arc<Self>,
+        path: &VolumePath,
+        target: &Path,
+        deadline: Option<Instant>,
+    ) -> Result<Bytes, PublishError> {
         let linux = self.runner();
         let inventory = self.inventory();
         let volume = inventory.volume(path);
@@ -249,7 +254,7 @@ impl Volumes<Linux> {
         if let Some(mounted) = mounted
             && let Some(kind) = Filesystem::named(&mounted.filesystem)
         {
-            self.grow_mounted(path, kind, &mounts, mounted, None)?;
+            self.grow_mounted(path, kind, &mounts, mounted, deadline)?;
         }
         Ok(size)
     }

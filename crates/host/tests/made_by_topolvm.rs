@@ -51,7 +51,7 @@ fn thin_volumes_snapshots_and_clones_keep_what_was_in_them(lab: &Lab) -> Result 
         let at = publish(&engine, &path(name)?, name, &filesystem(Filesystem::Ext4))?;
         assert_eq!(fs::read_to_string(at.join("file"))?, words);
         engine.grow(&class(true)?, &path(name)?, Bytes::mib(128), None)?;
-        engine.grow_published(&path(name)?, &at)?;
+        engine.grow_published(&path(name)?, &at, None)?;
         assert_eq!(fs::read_to_string(at.join("file"))?, words);
         engine.unpublish(name, &at)?;
     }
@@ -81,7 +81,7 @@ fn a_striped_volume_keeps_its_stripes_when_it_grows(lab: &Lab) -> Result {
     let volume = path(ORIGIN)?;
     let at = publish(&engine, &volume, "striped", &filesystem(Filesystem::Ext4))?;
     engine.grow(&class(false)?, &volume, Bytes::mib(128), None)?;
-    engine.grow_published(&volume, &at)?;
+    engine.grow_published(&volume, &at, None)?;
     assert_eq!(fs::read_to_string(at.join("file"))?, "theirs");
     let stripes = run("lvs", ["--noheadings", "-o", "stripes,stripe_size", &format!("vg/{ORIGIN}")])?;
     assert_eq!(stripes.split_whitespace().collect::<Vec<_>>(), ["2", "64.00k"], "{stripes}");

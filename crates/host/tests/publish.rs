@@ -46,7 +46,7 @@ fn every_filesystem_is_made_filled_grown_and_kept(lab: &Lab) -> Result {
             let before = size_of(&at)?;
             let grown = engine.grow(&class(thin)?, &volume, Bytes::mib(640), None)?;
             assert_eq!(grown.size, Bytes::mib(640));
-            assert_eq!(engine.grow_published(&volume, &at)?, Bytes::mib(640));
+            assert_eq!(engine.grow_published(&volume, &at, None)?, Bytes::mib(640));
             assert!(size_of(&at)? > before + 250 * MIB, "{name}: {before} grew to {}", size_of(&at)?);
             assert_eq!(fs::read_to_string(at.join("file"))?, name);
             engine.unpublish(&name, &at)?;
@@ -384,7 +384,7 @@ fn volumes_of_topolvm_are_published_grown_and_removed(lab: &Lab) -> Result {
     let volume = path(name)?;
     publish(&engine, &volume, "topolvm", &filesystem(Filesystem::Xfs))?;
     engine.grow(&class(false)?, &volume, Bytes::mib(640), None)?;
-    engine.grow_published(&volume, &at)?;
+    engine.grow_published(&volume, &at, None)?;
     assert!(size_of(&at)? > 500 * MIB);
     assert_eq!(fs::read_to_string(at.join("file"))?, "theirs");
     engine.unpublish(name, &at)?;
@@ -669,7 +669,7 @@ fn a_filesystem_that_has_just_grown_is_mounted_after_a_power_cut(lab: &Lab) -> R
             let filler = at.join("filler").to_string_lossy().into_owned();
             run("sh", ["-c", &format!("until fallocate -l ${{n:=320}}M {filler}; do n=$((n - 4)); done")])?;
             engine.grow(&class(false)?, &volume, Bytes::mib(448), None)?;
-            engine.grow_published(&volume, &at)?;
+            engine.grow_published(&volume, &at, None)?;
             let file = at.join("file").to_string_lossy().into_owned();
             run("dd", ["if=/dev/zero", &format!("of={file}"), "bs=1M", "count=32", "conv=fsync"])?;
         }

@@ -92,7 +92,7 @@ impl NodeVolumes for HostVolumes {
         }
     }
 
-    async fn grow_published(&self, id: &str, path: PathBuf) -> Result<u64, Error> {
+    async fn grow_published(&self, id: &str, path: PathBuf, deadline: Instant) -> Result<u64, Error> {
         let id = id.to_owned();
         self.blocking(move |engine, desired| {
             let inventory = engine.inventory();
@@ -104,9 +104,8 @@ impl NodeVolumes for HostVolumes {
                     format!("volume_path: {id} is not published on {}", path.display()),
                 ));
             }
-            let size =
-                engine.grow_published(&found.path, &path).map_err(|error| status::of_publish(&error))?;
-            Ok(size.0)
+            let grown = engine.grow_published(&found.path, &path, Some(deadline));
+            Ok(grown.map_err(|error| status::of_publish(&error))?.0)
         })
         .await
     }

@@ -118,28 +118,36 @@ impl Publication<'_> {
         let content = linux.probe(&device, self.facts.is_ours())?;
         let todo = prepare(&self.facts, &content, kind, read_only)
             .map_err(|reason| PublishError::NotMountable { path: self.path.clone(), reason })?;
-        if todo == Preparation::Format {
-            let uuid = self.facts.fsid.unwrap_or_else(Uuid::new_v4);
-            let argv = kind.make(&device.to_string_lossy(), uuid);
-            self.tool("format", "making a filesystem", claim, argv, &[0])?;
+        match todo {
+            Preparation::Format => self.format(kind, claim),
+            Preparation::Finish => finish(self.volumes, self.path, kind, self.deadline),
+            Preparation::Use => {
+                if !self.volume.is_read_only()
+                    // What is mounted elsewhere, with a part of it or in a container that outlives its pod, cannot be
+                    // checked.
+                    && !linux.is_held(&device).map_err(system("opening", &device))?
+                {
+                    // A read-only target, too: what it mounts may be written, by the kernel and by targets to come.
+                    self.check(kind, &content, claim)?;
+                }
+                if self.facts.is_ours() && !self.facts.used {
+                    note_used(self.volumes, self.path, kind, self.deadline)?;
+                }
+                Ok(())
+            }
         }
-        if todo != Preparation::Use {
-            linux.set_root_mode(&device, kind, ROOT_MODE).map_err(system("preparing", &device))?;
-        } else if !self.volume.is_read_only()
-            // What is mounted elsewhere, with a part of it or in a container that outlives its pod, cannot be checked.
-            && !linux.is_held(&device).map_err(system("opening", &device))?
-        {
-            // A read-only target, too: what it mounts may be written, by the kernel and by targets to come.
-            self.check(kind, &content, claim)?;
-        }
-        let ours = self.facts.is_ours() || todo == Preparation::Format;
-        if ours && !self.facts.used {
-            self.volumes.note(self.path, self.deadline, |facts| {
-                facts.used = true;
-                facts.filesystem = Some(kind.name().to_owned());
-            })?;
-        }
-        Ok(())
+    }
+
+    /// Makes a filesystem, and what has to follow, whoever still waits for it.
+    fn format(&self, kind: Filesystem, claim: &Arc<Claim>) -> Result<(), PublishError> {
+        let uuid = self.facts.fsid.unwrap_or_else(Uuid::new_v4);
+        let argv = kind.make(&self.device().to_string_lossy(), uuid);
+        let path = self.path.clone();
+        self.volumes.with_tools(self.path, "format", claim, self.deadline, move |volumes, claim| {
+            let made = volumes.runner().tool(claim, argv, &[0]);
+            made.map_err(|error| PublishError::Tool("making a filesystem", path.clone(), error))?;
+            finish(volumes, &path, kind, None)
+        })
     }
 
     /// Repairs what a crash has left, and gives a copy an identity of its own where the kernel needs one.
@@ -207,6 +215,32 @@ impl Publication<'_> {
         let own: Vec<String> = read_only.then(|| "ro".to_owned()).into_iter().collect();
         linux.bind(&self.device(), self.target, &own).map_err(system("binding", self.target))
     }
+}
+
+/// Prepares a filesystem that nobody has used.
+fn finish(
+    volumes: &Arc<Volumes<Linux>>,
+    path: &VolumePath,
+    kind: Filesystem,
+    deadline: Option<Instant>,
+) -> Result<(), PublishError> {
+    let device = Linux::device_path(path);
+    volumes.runner().set_root_mode(&device, kind, ROOT_MODE).map_err(system("preparing", &device))?;
+    note_used(volumes, path, kind, deadline)
+}
+
+/// Notes that somebody may have written to a filesystem.
+fn note_used(
+    volumes: &Arc<Volumes<Linux>>,
+    path: &VolumePath,
+    kind: Filesystem,
+    deadline: Option<Instant>,
+) -> Result<(), PublishError> {
+    volumes.note(path, deadline, |facts| {
+        facts.used = true;
+        facts.filesystem = Some(kind.name().to_owned());
+    })?;
+    Ok(())
 }
 
 /// A target on which the same volume is, but may be written if it shall only be read, or the other way round.
