@@ -286,6 +286,12 @@ impl Looks<Item> for Leftovers {
             Ok(()) => Outcome::Done,
             Err(error) => passes(&error).unwrap_or_else(|| {
                 tracing::warn!(?item, error = %chain(&error), "what was left behind is still there");
+                if let Item::Node(name) = item
+                    && let Some(node) = self.context.stores.nodes.named(name)
+                {
+                    let told = format!("what it leaves behind could not be dealt with: {}", chain(&error));
+                    self.context.events.warn(Reference::to(node.as_ref(), &()), "NodeGone", told);
+                }
                 Outcome::Failed
             }),
         }

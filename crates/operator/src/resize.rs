@@ -11,7 +11,7 @@ use std::time::Duration;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use lvms_api::names::RESIZE_REQUESTED;
-use lvms_api::{LogicalVolume, Quantity};
+use lvms_api::{LogicalVolume, Personality, Quantity};
 use lvms_cluster::slim::{Claim, ClaimCondition, PersistentVolume, Pod};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience};
@@ -200,21 +200,11 @@ impl Resize {
         }
     }
 
-    /// Asks the node of a LogicalVolume for a size. What the status says is about what is asked: what was refused before
-    /// is taken back first, or whoever leads by then would believe it.
+    /// Asks the node of a LogicalVolume for a size.
     async fn ask(&self, volume: &LogicalVolume, size: u64) -> Result<(), kube::Error> {
-        let api = self.context.logical_volumes();
-        let forgotten = match forget(volume) {
-            Some(change) => Some(write::merge_status(&api, volume.name(), change).await?),
-            None => None,
-        };
-        let volume = forgotten.as_ref().unwrap_or(volume);
-        let requested = self.context.personality.resize_requested();
-        let change = json!({
-            "metadata": { "annotations": { requested: resize_time() } },
-            "spec": { "size": Quantity::of(size) },
-        });
-        let changed = write::change(&api, volume, change).await?;
+        let changed =
+            write::change(&self.context.logical_volumes(), volume, asks(self.context.personality, size))
+                .await?;
         self.context.stores.volumes.answered(changed);
         Ok(())
     }
@@ -277,15 +267,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The change that takes back what a node has refused, if it has.
-fn forget(volume: &LogicalVolume) -> Option<Value> {
-    volume.status.as_ref().filter(|status| status.code != 0)?;
-    let version = &volume.metadata.resource_version;
-    Some(json!({ "metadata": { "resourceVersion": version }, "status": { "code": null, "message": null } }))
+/// The change that asks the node of a LogicalVolume for a size.
+pub fn asks(personality: Personality, size: u64) -> Value {
+    json!({
+        "metadata": { "annotations": { personality.resize_requested(): resize_time() } },
+        "spec": { "size": Quantity::of(size) },
+    })
 }
 
 /// The time as TopoLVM writes it when it asks for more; it only has to differ from the one before.
-pub fn resize_time() -> String {
+fn resize_time() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M:%S.%f +0000 UTC").to_string()
 }
 
@@ -317,26 +308,4 @@ fn status(claim: &Claim, conditions: &[(&str, &str)], allocated: Option<(u64, St
         None => status["allocatedResourceStatuses"] = json!({ "storage": null }),
     }
     json!({ "status": status })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_refused_is_taken_back_before_something_else_is_asked_for() {
-        let volume = |status: Value| -> LogicalVolume {
-            serde_json::from_value(json!({
-                "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
-                "metadata": {"name": "pvc-1", "resourceVersion": "7"}, "status": status,
-            }))
-            .unwrap()
-        };
-        assert_eq!(forget(&volume(json!({"volumeID": "u", "currentSize": "1Gi"}))), None);
-        let refused =
-            volume(json!({"volumeID": "u", "currentSize": "1Gi", "code": 11, "message": "no room"}));
-        let taken_back =
-            json!({"metadata": {"resourceVersion": "7"}, "status": {"code": null, "message": null}});
-        assert_eq!(forget(&refused), Some(taken_back));
-    }
 }

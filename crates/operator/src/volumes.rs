@@ -13,12 +13,12 @@ use lvms_cluster::write::{self, Created, is_conflict};
 use lvms_csi::request::{How, Size};
 use lvms_csi::volumes::{Capacity, Condition, NewVolume, Snapshot, Source, Volume, Volumes};
 use lvms_csi::{Error, Kind};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::Context;
 use crate::provision::Parameters;
 use crate::release::{Release, Removal};
-use crate::resize::resize_time;
+use crate::resize::asks;
 
 /// The volumes of a cluster.
 pub struct ClusterVolumes {
@@ -106,7 +106,12 @@ impl ClusterVolumes {
         let Some(volume) = self.context.stores.by_handle(id) else { return Ok(()) };
         if !volume.is_deleted() {
             match self.release.remove(&volume).await {
-                Ok(Removal::Released | Removal::Vanished) => {}
+                Ok(Removal::Released) => {}
+                Ok(Removal::Vanished) => {
+                    let message =
+                        format!("{} vanished before it was released: its LV may be left", volume.name());
+                    return Err(Error::new(Kind::Precondition, message));
+                }
                 Ok(Removal::Kept(kept)) => return Err(Error::new(Kind::Precondition, kept.to_string())),
                 Err(error) if is_conflict(&error) => return Err(too_late(volume.name())),
                 Err(error) => return Err(failed(&error)),
@@ -115,6 +120,29 @@ impl ClusterVolumes {
         let gone =
             self.context.stores.volumes.until(|_| self.context.stores.by_handle(id).is_none().then_some(()));
         tokio::time::timeout_at(deadline.into(), gone).await.map_err(|_| too_late(volume.name()))
+    }
+
+    /// Asks the node of a volume for a size.
+    async fn ask(&self, volume: &LogicalVolume, size: u64) -> Result<(), Error> {
+        let change = asks(self.context.personality, size);
+        let changed = write::change(&self.context.logical_volumes(), volume, change).await;
+        let busy = |error| if is_conflict(&error) { too_late(volume.name()) } else { failed(&error) };
+        self.context.stores.volumes.answered(changed.map_err(busy)?);
+        Ok(())
+    }
+
+    /// Waits until a volume shows something.
+    async fn until(
+        &self,
+        id: &str,
+        deadline: Instant,
+        shown: impl Fn(&LogicalVolume) -> Option<Result<u64, Error>>,
+    ) -> Result<u64, Error> {
+        let seen = self.context.stores.volumes.until(|_| match self.context.stores.by_handle(id) {
+            Some(volume) => shown(&volume),
+            None => Some(Err(Error::new(Kind::NotFound, format!("volume_id: there is no {id:?} any more")))),
+        });
+        tokio::time::timeout_at(deadline.into(), seen).await.map_err(|_| too_late(id))?
     }
 
     fn volume(&self, volume: &LogicalVolume) -> Volume {
@@ -236,29 +264,22 @@ impl Volumes for ClusterVolumes {
         if size(&volume) >= wanted.required {
             return Ok(size(&volume));
         }
-        let mut change: Value = json!({ "spec": { "size": Quantity::of(wanted.required) } });
-        let requested = self.context.personality.resize_requested();
-        change["metadata"]["annotations"] = json!({ requested: resize_time() });
-        let changed = write::change(&self.context.logical_volumes(), volume.as_ref(), change).await;
-        let changed =
-            changed.map_err(|error| if is_conflict(&error) { too_late(id) } else { failed(&error) })?;
-        let asked = changed.metadata.resource_version.clone();
-        self.context.stores.volumes.answered(changed);
-        let grown = self.context.stores.volumes.until(|_| {
-            let Some(volume) = self.context.stores.by_handle(id) else {
-                return Some(Err(Error::new(
-                    Kind::NotFound,
-                    format!("volume_id: there is no {id:?} any more"),
-                )));
-            };
-            if size(&volume) >= wanted.required {
-                return Some(Ok(size(&volume)));
+        let code = |volume: &LogicalVolume| volume.status.as_ref().map_or(0, |status| status.code);
+        if code(&volume) != 0 {
+            // It is about what was asked for before. When nothing is, the node takes it back.
+            self.ask(&volume, size(&volume)).await?;
+            self.until(id, deadline, |volume| (code(volume) == 0).then_some(Ok(0))).await?;
+        }
+        let volume = self.by_id("volume_id", id, false)?;
+        self.ask(&volume, wanted.required).await?;
+        self.until(id, deadline, |volume| {
+            if size(volume) >= wanted.required {
+                return Some(Ok(size(volume)));
             }
             let status = volume.status.clone().unwrap_or_default();
-            let stale = volume.metadata.resource_version == asked;
-            (status.code != 0 && !stale).then(|| Err(Error::new(Kind::numbered(status.code), status.message)))
-        });
-        tokio::time::timeout_at(deadline.into(), grown).await.map_err(|_| too_late(id))?
+            (status.code != 0).then(|| Err(Error::new(Kind::numbered(status.code), status.message)))
+        })
+        .await
     }
 
     async fn capacity(

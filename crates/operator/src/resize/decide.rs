@@ -152,8 +152,11 @@ fn grow(view: &View<'_>, target: u64, promised: u64) -> Act {
     if size < target {
         let asked = view.volume.spec.size.bytes().unwrap_or(0);
         let refused = status.code != 0;
-        // What was asked for before and refused is not asked for any more.
-        if asked < target || (refused && asked > target) {
+        if refused && asked != target {
+            // The status is about what was asked for before. When nothing is, the node takes it back.
+            return if asked > size { Act::Ask(size) } else { Act::Nothing };
+        }
+        if asked < target {
             return Act::Ask(target);
         }
         if refused {
@@ -261,16 +264,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_told_and_less_is_asked_for_at_once() {
+    fn what_is_refused_is_told() {
         let mut refused = Scene { wish: 2 * GIB, ..scene().begun("2Gi", RUNNING) };
         (refused.status.code, refused.status.message) = (11, "no room".into());
         let expected = Act::Fail { size: 2 * GIB, infeasible: true, message: "no room".into() };
         assert_eq!(refused.decide(), expected);
-        refused.wish = 100 * GIB;
-        assert_eq!(refused.decide(), Act::Ask(2 * GIB));
         refused.wish = 2 * GIB;
         refused.status.code = 13;
         assert!(matches!(refused.decide(), Act::Fail { infeasible: false, .. }));
+    }
+
+    #[test]
+    fn a_refusal_is_taken_back_by_its_node_before_something_else_is_asked_for() {
+        let mut scene = Scene { wish: 100 * GIB, ..scene().begun("2Gi", RUNNING) };
+        scene.status.code = 11;
+        assert_eq!(scene.decide(), Act::Ask(GIB), "nothing");
+        scene.wish = GIB;
+        assert_eq!(scene.decide(), Act::Nothing);
+        scene.status.code = 0;
+        assert_eq!(scene.decide(), Act::Ask(2 * GIB));
     }
 
     #[test]

@@ -80,8 +80,7 @@ impl Process<'_> {
         let kinds = "lvmnodes,csistoragecapacities";
         cluster.kubectl(["--namespace", NAMESPACE, "delete", kinds, "--all"])?;
         // What it needs for a node that leaves.
-        let right = deployed::manifest_of("node-finalize-delete")?;
-        cluster.apply(&right.replace("lvms-operator, namespace", "lvms-single-node, namespace"))?;
+        cluster.apply(&deployed::manifest_of("node-finalize-delete")?)?;
         let user = format!("system:serviceaccount:{NAMESPACE}:lvms-single-node");
         let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{NAMESPACE}")];
         process
@@ -143,7 +142,6 @@ impl Process<'_> {
 const ELSEWHERE: &[(&str, &str)] = &[
     ("cluster/src/lease.rs", "a single node needs no lease"),
     ("node/src/volumes.rs retain change", "LogicalVolumes that were used after their claim was deleted"),
-    ("operator/src/resize.rs ask merge_status", "growth that was refused"),
     ("operator/src/volumes.rs", "CSI's Controller service, which Kubernetes does not need"),
 ];
 
