@@ -68,7 +68,8 @@ fn within(leases: Vec<Lease>, namespaces: &[String]) -> impl Iterator<Item = Lea
 }
 
 impl Predecessor {
-    /// Acts as soon as no predecessor can, and as long as none can. Ends when one could, or when the act has ended.
+    /// Acts as soon as no predecessor can, and as long as none can. Ends when one could, or when the act has ended: it is
+    /// begun again.
     pub async fn kept_out(&self, act: impl Future<Output = ()>) {
         let leases = self.find().await;
         let places: BTreeSet<_> = leases.iter().map(place).collect();
@@ -90,7 +91,10 @@ impl Predecessor {
             });
         }
         // The sender lives as long as this does.
-        let _ = ours.wait_for(|ours| *ours == places.len()).await;
+        tokio::select! {
+            _ = ours.wait_for(|ours| *ours == places.len()) => {}
+            () = self.changed(&places) => return,
+        }
         if !places.is_empty() {
             tracing::info!(leases = ?places, "the predecessor's leases are ours: it cannot act");
         }
@@ -99,8 +103,8 @@ impl Predecessor {
             _ = ours.wait_for(|ours| *ours < places.len()) => {
                 tracing::warn!("a lease of the predecessor is not ours any more: it could act, so we do not");
             }
-            () = self.others(&places) => {
-                tracing::warn!("a predecessor was installed beside us: its leases have to be ours first");
+            () = self.changed(&places) => {
+                tracing::warn!("a predecessor was installed beside us, or has gone: its leases have to be ours first");
             }
         }
     }
@@ -132,11 +136,12 @@ impl Predecessor {
         self.events.warn(Reference::to(lease, &()), "WaitsForPredecessor", told);
     }
 
-    /// Waits for a lease that is not among these.
-    async fn others(&self, known: &BTreeSet<(String, String)>) {
+    /// Waits until there are other leases than these: one more, or one less, for which nobody has to wait any more.
+    async fn changed(&self, known: &BTreeSet<(String, String)>) {
         loop {
             tokio::time::sleep(AGAIN).await;
-            if self.find().await.iter().any(|lease| !known.contains(&place(lease))) {
+            let now: BTreeSet<_> = self.find().await.iter().map(place).collect();
+            if now != *known {
                 return;
             }
         }
