@@ -81,9 +81,8 @@ impl Capacity {
             if let Some(node) = now.or(before) {
                 told.add(Item::Annotations(node.name().to_owned()));
                 for class in classes.all() {
-                    let serves =
-                        |node: Option<&Arc<LvmNode>>| node.map(|node| serves(node, &class, personality));
-                    if serves(before) != serves(now) {
+                    let says = |node: Option<&Arc<LvmNode>>| tells_to_serve(node?, &class, personality);
+                    if says(before) != says(now) {
                         told.add(Item::Class(class.name().to_owned()));
                     }
                     told.add(Item::Pair { class: class.name().to_owned(), node: node.name().to_owned() });
@@ -279,6 +278,11 @@ fn serves(node: &LvmNode, class: &StorageClass, personality: Personality) -> boo
         .is_ok_and(|asked| node.available(&asked.device_class, &asked.option_class).is_some())
 }
 
+/// Whether a node says that it offers what a class asks for. One that has not told what it has yet says nothing.
+fn tells_to_serve(node: &LvmNode, class: &StorageClass, personality: Personality) -> Option<bool> {
+    node.status.as_ref().map(|_| serves(node, class, personality))
+}
+
 /// Why a class cannot be served, however much is free. Before a node has told what it has, only the class itself can be
 /// wrong.
 fn unusable(class: &StorageClass, nodes: &[Arc<LvmNode>], personality: Personality) -> Option<String> {
@@ -368,6 +372,9 @@ mod tests {
             let unknown = told(&class(mode, "nvme"), &[Arc::clone(&silent), Arc::clone(&node)]).unwrap();
             assert!(unknown.starts_with("no node offers device class \"nvme\""), "{unknown}");
             assert_eq!(told(&class(mode, "nvme"), &[Arc::clone(&silent)]), None);
+            // Its first report is a change, though it offers the class as little as before.
+            let says = |node: &Arc<LvmNode>| tells_to_serve(node, &class(mode, "nvme"), P);
+            assert_eq!([says(&silent), says(&node)], [None, Some(false)]);
             let mut wrong = class(mode, "ssd");
             wrong.parameters.insert("topolvm.io/lvcreate-option-class".into(), "raid9".into());
             assert!(told(&wrong, &[Arc::clone(&node)]).unwrap().contains("\"raid9\""));

@@ -81,7 +81,9 @@ fn findings(volumes: &[LogicalVolume], nodes: &[LvmNode]) -> Vec<Finding> {
             .is_some_and(|class| !class.thin_pool.is_empty())
     };
     let trouble = |volume: &LogicalVolume| {
-        if volume.is_deleted() && !volume.is_released() && volume.volume_id().is_some() {
+        // Its node keeps what was used after somebody had said that it was not, though it is released.
+        let is_kept = !volume.is_released() || volume.is_unused();
+        if volume.is_deleted() && is_kept && volume.volume_id().is_some() {
             Some(Trouble::Kept)
         } else if volume.is_snapshot() && !is_thin(volume) {
             Some(Trouble::ThickSnapshot(volume.spec.source.clone()))
@@ -106,6 +108,7 @@ fn findings(volumes: &[LogicalVolume], nodes: &[LvmNode]) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lvms_api::names::{ORPHANED, RELEASED, UNUSED};
     use serde_json::{Value, json};
 
     fn volume(name: &str, class: &str, more: &Value, status: &Value) -> LogicalVolume {
@@ -167,8 +170,18 @@ mod tests {
         let mut kept = volume("c-kept", "thick", &json!({}), &made);
         kept.metadata.deletion_timestamp =
             Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
+        // Released, and then found to be used.
+        let mut used = kept.clone();
+        used.metadata.name = Some("e-used".to_owned());
+        let uid = used.uid().to_owned();
+        let unused = format!("{uid}/then");
+        let says = [(RELEASED, uid.as_str()), (ORPHANED, "then"), (UNUSED, &unused)];
+        used.metadata.annotations =
+            Some(says.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect());
+        assert!(used.is_released() && used.is_unused());
         let volumes = [
             kept,
+            used,
             volume("b-copying", "thin", &json!({"source": "a", "accessType": "rw"}), &Value::Null),
             volume("a-snapshot", "thick", &snapshot, &made),
             // Nobody knows what the class is: it may be thick.
@@ -181,6 +194,7 @@ mod tests {
             ("b-copying", Trouble::Copying),
             ("c-kept", Trouble::Kept),
             ("d-unknown", Trouble::ThickSnapshot("a".into())),
+            ("e-used", Trouble::Kept),
         ];
         assert_eq!(found, expected.map(|(name, trouble)| (name.to_owned(), trouble)));
     }
