@@ -235,12 +235,21 @@ impl Volumes {
                 self.tell(object, &status).await?;
                 Ok(Outcome::Done)
             }
-            Act::Vouch if !self.is_blank(object).await? => self.retain(object).await,
-            Act::Vouch => {
-                let change = json!({ "metadata": { "annotations": { UNUSED: object.vouch() } } });
-                self.objects.answered(write::change(&self.api(), object, change).await?);
-                Ok(Outcome::Done)
-            }
+            Act::Vouch => match self.is_blank(object).await {
+                Ok(true) => {
+                    let change = json!({ "metadata": { "annotations": { UNUSED: object.vouch() } } });
+                    self.objects.answered(write::change(&self.api(), object, change).await?);
+                    Ok(Outcome::Done)
+                }
+                Ok(false) => self.retain(object).await,
+                // Nobody has asked for anything: it is nothing for the status.
+                Err(Failure::Host(error)) => {
+                    let told = format!("whether anybody has used it is not known: {}", error.message);
+                    self.events.warn(self.about(object), "Retained", told);
+                    Ok(Outcome::Failed)
+                }
+                Err(error) => Err(error),
+            },
             Act::Retain => self.retain(object).await,
             Act::LeaveTo(why) => {
                 self.events.warn(self.about(object), "NodeChanged", why);

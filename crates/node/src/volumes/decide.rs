@@ -113,7 +113,9 @@ pub(super) fn decide(object: &LogicalVolume, personality: Personality, lv: &Lv) 
     if object.is_deleted() {
         return if marked { going(object, lv) } else { Act::Nothing };
     }
-    if !marked {
+    // TopoLVM does not say for which node it made one.
+    let is_here = matches!(lv, Lv::Present { .. });
+    if !marked || (is_here && object.annotation(NODE).is_none()) {
         return Act::Mark;
     }
     let status = object.status.clone().unwrap_or_default();
@@ -386,9 +388,10 @@ mod tests {
             let Act::LeaveTo(why) = decide(&object, P, &Lv::Absent) else { panic!() };
             assert!(why.contains("changed to n2") && why.contains("is on n1"), "{why}");
         }
-        // One that TopoLVM has made does not say where.
+        // One that TopoLVM has made does not say where, until the node that has it does.
         moved.metadata.annotations = None;
         assert!(matches!(decide(&moved, P, &Lv::Absent), Act::Tell(_)));
+        assert_eq!(decide(&moved, P, &present(GIB)), Act::Mark);
     }
 
     #[test]
