@@ -202,11 +202,11 @@ impl Volumes<Linux> {
         Ok(())
     }
 
-    /// Whether nothing was ever written to a volume for a filesystem, whoever might have: no signature, and no copy of
-    /// one.
+    /// Whether nobody has made anything of a volume of ours: it has no signature. Copies of superblocks say nothing: a
+    /// thick volume has those of former tenants until it is used.
     pub fn is_blank(self: &Arc<Self>, path: &VolumePath) -> Result<bool, PublishError> {
         self.activated(path, None)?;
-        let content = self.runner().probe(&Linux::device_path(path), false)?;
+        let content = self.runner().probe(&Linux::device_path(path), true)?;
         Ok(matches!(content, Content::Nothing))
     }
 

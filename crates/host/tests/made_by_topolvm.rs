@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use lab_test::{GIB, Lab, MIB, Needs, Result, run};
-use lvms_host::filesystem::Filesystem;
+use lvms_host::filesystem::{Content, Filesystem};
 use lvms_host::publish::{Access, PublishError};
 use lvms_host::units::Bytes;
 use stage::{class, engine, filesystem, path, publish, target};
@@ -110,7 +110,28 @@ fn a_block_volume_in_use_is_shown_as_it_is_and_never_formatted(lab: &Lab) -> Res
     Ok(())
 }
 
+fn a_volume_of_ours_is_used_when_topolvm_has_formatted_it_and_not_by_what_others_have_left(
+    lab: &Lab,
+) -> Result {
+    let engine = engine(lab)?;
+    // The copies of its superblock stay on the extents.
+    run("lvcreate", ["-n", ORIGIN, "-L", "67108864b", "-W", "y", "-y", "vg"])?;
+    run("mkfs.ext4", ["-q", "-F", "-b", "1024", &theirs(ORIGIN)])?;
+    run("lvremove", ["-y", &format!("vg/{ORIGIN}")])?;
+    engine.look(&path("x")?.group)?;
+    let volume = stage::make(&engine, CLONE, false, Bytes::mib(64), false)?;
+    let found = engine.runner().probe(Path::new(&theirs(CLONE)), false)?;
+    assert!(matches!(found, Content::Remains(_)), "the extents are others: {found:?}");
+    assert!(engine.is_blank(&volume)?);
+    fill(CLONE, "theirs")?;
+    assert!(!engine.is_blank(&volume)?);
+    engine.remove(&volume, None)?;
+    Ok(())
+}
+
 lab_test::main! {
+    a_volume_of_ours_is_used_when_topolvm_has_formatted_it_and_not_by_what_others_have_left:
+        Needs::disks(1, GIB).guest(),
     thin_volumes_snapshots_and_clones_keep_what_was_in_them: Needs::disks(1, 2 * GIB).guest(),
     a_striped_volume_keeps_its_stripes_when_it_grows: Needs::disks(2, GIB).guest(),
     a_block_volume_in_use_is_shown_as_it_is_and_never_formatted: Needs::disks(1, 2 * GIB).guest(),
