@@ -7,10 +7,11 @@ use std::fs;
 use std::path::Path;
 
 use lab_test::{GIB, Lab, MIB, Needs, Result, run};
-use lvms_host::filesystem::{Content, Filesystem};
+use lvms_host::filesystem::{Content, Filesystem, NotMountable};
+use lvms_host::names::VgName;
 use lvms_host::publish::{Access, PublishError};
 use lvms_host::units::Bytes;
-use stage::{class, engine, filesystem, path, publish, target};
+use stage::*;
 
 /// TopoLVM names volumes so.
 const ORIGIN: &str = "0e9b1a4e-6bd1-4c0e-8a55-0c3f7c2d9a01";
@@ -56,8 +57,7 @@ fn thin_volumes_snapshots_and_clones_keep_what_was_in_them(lab: &Lab) -> Result 
         engine.unpublish(name, &at)?;
     }
     // What TopoLVM has taken is restored by us.
-    let restored =
-        stage::make_from(&engine, "restored", true, Bytes::mib(64), false, Some(&path(SNAPSHOT)?))?;
+    let restored = make_from(&engine, "restored", true, Bytes::mib(64), false, Some(&path(SNAPSHOT)?))?;
     let at = publish(&engine, &restored, "restored", &filesystem(Filesystem::Ext4))?;
     assert_eq!(fs::read_to_string(at.join("file"))?, "then");
     engine.unpublish("restored", &at)?;
@@ -119,7 +119,7 @@ fn a_volume_of_ours_is_used_when_topolvm_has_formatted_it_and_not_by_what_others
     run("mkfs.ext4", ["-q", "-F", "-b", "1024", &theirs(ORIGIN)])?;
     run("lvremove", ["-y", &format!("vg/{ORIGIN}")])?;
     engine.look(&path("x")?.group)?;
-    let volume = stage::make(&engine, CLONE, false, Bytes::mib(64), false)?;
+    let volume = make(&engine, CLONE, false, Bytes::mib(64), false)?;
     let found = engine.runner().probe(Path::new(&theirs(CLONE)), false)?;
     assert!(matches!(found, Content::Remains(_)), "the extents are others: {found:?}");
     assert!(engine.is_blank(&volume)?);
@@ -129,7 +129,65 @@ fn a_volume_of_ours_is_used_when_topolvm_has_formatted_it_and_not_by_what_others
     Ok(())
 }
 
+fn volumes_of_topolvm_are_published_grown_and_removed(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let name = "0e9b1a4e-6bd1-4c0e-8a55-0c3f7c2d9a01";
+    // As TopoLVM makes them, formats them and mounts them.
+    run("lvcreate", ["-n", name, "-L", "335544320b", "-W", "y", "-y", "vg"])?;
+    run("mkfs.xfs", ["-f", "-q", &format!("/dev/vg/{name}")])?;
+    let at = target("topolvm");
+    run("mount", ["--mkdir", "-o", "nouuid", &format!("/dev/vg/{name}"), &at.to_string_lossy()])?;
+    fs::write(at.join("file"), "theirs")?;
+    let volume = path(name)?;
+    publish(&engine, &volume, "topolvm", &filesystem(Filesystem::Xfs))?;
+    engine.grow(&class(false)?, &volume, Bytes::mib(640), None)?;
+    engine.grow_published(&volume, &at, None)?;
+    assert!(size_of(&at)? > 500 * MIB);
+    assert_eq!(fs::read_to_string(at.join("file"))?, "theirs");
+    engine.unpublish(name, &at)?;
+    publish(&engine, &volume, "topolvm", &filesystem(Filesystem::Xfs))?;
+    assert_eq!(fs::read_to_string(at.join("file"))?, "theirs");
+    engine.unpublish(name, &at)?;
+    // A device node of an older one's, and a target that is a bare node.
+    let number = engine.runner().device(&volume.mapper_name())?.ok_or("no device")?.number;
+    let (major, minor) = (number.major.to_string(), number.minor.to_string());
+    fs::create_dir_all("/dev/topolvm")?;
+    for node in [format!("/dev/topolvm/{name}"), "/run/test/bare".to_owned()] {
+        run("mknod", [&node, "b", &major, &minor])?;
+    }
+    engine.unpublish(name, Path::new("/run/test/bare"))?;
+    assert!(!Path::new("/run/test/bare").exists() && !Path::new("/dev/topolvm").join(name).exists());
+    engine.remove(&volume, None)?;
+    // Never formatted by anybody: it is ours to format.
+    run("lvcreate", ["-n", name, "-L", "64m", "-W", "y", "-y", "vg"])?;
+    engine.look(&VgName::parse("vg")?)?;
+    publish(&engine, &volume, "topolvm", &filesystem(Filesystem::Ext4))?;
+    engine.unpublish(name, &at)?;
+    Ok(())
+}
+
+fn a_volume_of_ours_that_topolvm_formatted_and_filled_is_kept(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(320), false)?;
+    run("wipefs", ["-a", "/dev/vg/v"])?;
+    run("mkfs.ext4", ["-F", "-m0", "-q", "/dev/vg/v"])?;
+    run("mount", ["--mkdir", "/dev/vg/v", "/run/test/v"])?;
+    fs::write("/run/test/v/file", "theirs")?;
+    run("umount", ["/run/test/v"])?;
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    assert_eq!(fs::read_to_string(at.join("file"))?, "theirs");
+    engine.unpublish("v", &at)?;
+    let another = engine.publish(&volume, &at, &filesystem(Filesystem::Xfs), None);
+    assert!(matches!(another, Err(PublishError::NotMountable { reason: NotMountable::Another { .. }, .. })));
+    publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    assert_eq!(fs::read_to_string(at.join("file"))?, "theirs");
+    engine.unpublish("v", &at)?;
+    Ok(())
+}
+
 lab_test::main! {
+    volumes_of_topolvm_are_published_grown_and_removed: Needs::disks(1, 2 * GIB).guest(),
+    a_volume_of_ours_that_topolvm_formatted_and_filled_is_kept: Needs::disks(1, 2 * GIB).guest(),
     a_volume_of_ours_is_used_when_topolvm_has_formatted_it_and_not_by_what_others_have_left:
         Needs::disks(1, GIB).guest(),
     thin_volumes_snapshots_and_clones_keep_what_was_in_them: Needs::disks(1, 2 * GIB).guest(),

@@ -122,3 +122,15 @@ pub(crate) fn has_only_zeros(device: &Path, from: u64, to: u64) -> Result<bool> 
     );
     Ok(run("sh", ["-c", &script])? == "0")
 }
+
+/// A filesystem that may only be read.
+pub(crate) fn read_only(kind: Filesystem) -> Access {
+    Access::Filesystem { kind, flags: Vec::new(), read_only: true }
+}
+
+/// The size of the filesystem that is mounted on a target.
+pub(crate) fn size_of(target: &Path) -> Result<u64> {
+    let blocks = run("stat", ["--file-system", "--format", "%b %S", &target.to_string_lossy()])?;
+    let mut numbers = blocks.split(' ').map(|number| number.parse::<u64>());
+    Ok(numbers.next().ok_or("no blocks")?? * numbers.next().ok_or("no size")??)
+}
