@@ -143,7 +143,7 @@ pub(crate) const OWN: [&str; 16] = [
     "nosymfollow",
 ];
 
-const NOT_ALLOWED: [&str; 15] = [
+const NOT_ALLOWED: [&str; 24] = [
     "loop",
     "bind",
     "rbind",
@@ -159,6 +159,16 @@ const NOT_ALLOWED: [&str; 15] = [
     "private",
     "slave",
     "unbindable",
+    "rshared",
+    "rprivate",
+    "rslave",
+    "runbindable",
+    // They name other devices than the volume's.
+    "logdev",
+    "rtdev",
+    "device",
+    "journal_path",
+    "journal_dev",
 ];
 
 impl Flags {
