@@ -367,6 +367,13 @@ impl Volumes<Linux> {
             if device.suspended {
                 problems.push("its device is suspended".to_owned());
             }
+            if matches!(linux.is_orphaned(&path.mapper_name()), Ok(true)) {
+                problems.push(
+                    "a disk of it was taken away and is back as another device: unpublish it everywhere, then it works \
+                     again"
+                        .to_owned(),
+                );
+            }
             for raid in device.targets.iter().filter_map(Target::raid) {
                 if raid.health.contains('D') {
                     problems.push(format!("RAID is degraded: {raid}"));
