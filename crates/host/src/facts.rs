@@ -36,7 +36,7 @@ pub struct Facts {
     pub fsid: Option<Uuid>,
     /// Whether its bytes are somebody's: it is never formatted again.
     pub used: bool,
-    /// The kind of its filesystem.
+    /// The kind that its filesystem has or is going to have.
     pub filesystem: Option<String>,
     /// What it is being copied from: it is not finished.
     pub copying: Option<String>,

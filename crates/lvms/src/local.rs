@@ -106,7 +106,12 @@ impl Volumes for LocalVolumes {
             (format!("volume_content_source.{kind}"), source)
         });
         let block = request.access.iter().any(|access| access.how == How::Block);
+        let kind = request.access.iter().find_map(|access| match &access.how {
+            How::Filesystem { kind, .. } if !kind.is_empty() => Some(kind.clone()),
+            How::Filesystem { .. } | How::Block => None,
+        });
         let new = New {
+            kind: kind.unwrap_or_default(),
             id: self.id(&request.name),
             claim: None,
             class: parameter(&request.parameters, DEVICE_CLASS).to_owned(),

@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use crate::asked::Asked;
 use crate::configuration::Configuration;
-use crate::known::{Found, class, class_of, find, left_for, named, options_for, unknown};
+use crate::known::{Found, class, class_of, elsewhere, find, left_for, named, options_for, unknown};
 use crate::published::Measured;
 use crate::status;
 
@@ -65,6 +65,8 @@ pub struct New {
     pub block: bool,
     /// Whether it may get a filesystem.
     pub filesystem: bool,
+    /// Which one, if whoever publishes it says nothing; empty for the default.
+    pub kind: String,
     /// What it is a copy of, with the field that names it.
     pub source: Option<(String, Source)>,
 }
@@ -150,6 +152,14 @@ impl HostVolumes {
                 );
                 return Err(Error::new(Kind::AlreadyExists, message));
             }
+            if let Some(group) = elsewhere(desired, &inventory, name.as_str()) {
+                let message = format!(
+                    "a volume with the name {:?} is there already, in {group}, of which no device class is any more: add \
+                     one to lvmd.yaml",
+                    new.name
+                );
+                return Err(Error::new(Kind::AlreadyExists, message));
+            }
             let mut facts = Facts {
                 name: Some(new.name.clone()),
                 claim: new.claim.clone(),
@@ -158,6 +168,7 @@ impl HostVolumes {
             };
             if new.filesystem {
                 facts.fsid = Some(Uuid::new_v4());
+                facts.filesystem = (!new.kind.is_empty()).then(|| new.kind.clone());
             }
             let mut source = None;
             if let Some((field, wished)) = &new.source {
@@ -174,10 +185,9 @@ impl HostVolumes {
                 }
                 facts.source = Some(format!("{kind}:{id}"));
                 facts.used = found.facts.used || !found.facts.is_ours();
-                facts.filesystem.clone_from(&found.facts.filesystem);
-                if !facts.used {
-                    // Nobody has written to the source: the copy is formatted like a new one.
-                    facts.filesystem = None;
+                // If nobody has written to the source, the copy is formatted like a new one.
+                if facts.used {
+                    facts.filesystem.clone_from(&found.facts.filesystem);
                 }
                 source = Some(found.path);
             }
@@ -265,7 +275,9 @@ impl HostVolumes {
         self.blocking(move |engine, desired| {
             if find(desired, &engine.inventory(), &id, is_snapshot).is_none() {
                 // That it is gone is known only when every group was looked at, and true when their disks keep it.
-                for group in desired.groups() {
+                let inventory = engine.inventory();
+                let others = elsewhere(desired, &inventory, &id);
+                for group in desired.groups().into_iter().chain(others) {
                     engine
                         .look(group)
                         .and_then(|()| engine.keep(group))

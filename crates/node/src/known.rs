@@ -76,11 +76,30 @@ pub fn named<'a>(
     })
 }
 
-/// What is not found may be in a group that is not there: that it does not exist is not known then.
+/// The group that has a volume of ours with this id, though no class of this node is in it: one may have been taken out of
+/// the configuration.
+pub fn elsewhere<'a>(desired: &Desired, inventory: &'a Inventory, id: &str) -> Option<&'a VgName> {
+    let name = LvName::parse(id).ok()?;
+    let configured = desired.groups();
+    let groups = inventory.groups.values().filter(|group| !configured.contains(&&group.name));
+    let has = |group: &&std::sync::Arc<inventory::Group>| {
+        group.volumes.get(&name).is_some_and(|volume| ours(group, volume).is_some())
+    };
+    groups.into_iter().find(has).map(|group| &group.name)
+}
+
+/// What is not found may be in a group that is not there, or of which no class is: that it does not exist is not known
+/// then.
 pub fn unknown(desired: &Desired, inventory: &Inventory, field: &str, id: &str) -> Option<Error> {
     if desired.classes.is_empty() {
         let message =
             format!("{field}: lvmd.yaml is wrong since we started: where {id:?} may be is not known");
+        return Some(Error::new(Kind::Precondition, message));
+    }
+    if let Some(group) = elsewhere(desired, inventory, id) {
+        let message = format!(
+            "{field}: {id} is in volume group {group}, of which no device class is any more: add one to lvmd.yaml"
+        );
         return Some(Error::new(Kind::Precondition, message));
     }
     let group = desired.groups().into_iter().find(|group| !inventory.groups.contains_key(*group))?;

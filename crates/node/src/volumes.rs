@@ -358,6 +358,7 @@ impl Volumes {
             limit: None,
             block: is_for_block(object),
             filesystem: is_for_filesystem(object),
+            kind: String::new(),
             source,
         };
         self.alone(&locked, async move { host.make(new, None).await }).await
