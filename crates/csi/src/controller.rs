@@ -46,6 +46,9 @@ const CAPABILITIES: [Rpc; 10] = [
 /// The longest name that the specification allows.
 const LONGEST_NAME: usize = 128;
 
+/// The parameter of a class that names the filesystem for who names none.
+const FILESYSTEM: &str = "csi.storage.k8s.io/fstype";
+
 impl<V: Volumes> Controller<V> {
     fn volume(&self, volume: &Volume) -> proto::Volume {
         let content_source = volume.source.as_ref().map(|source| proto::VolumeContentSource {
@@ -68,8 +71,10 @@ impl<V: Volumes> Controller<V> {
     }
 
     /// Whether these ways of access are granted.
-    fn granted(&self, capabilities: &[proto::VolumeCapability]) -> Result<(), Error> {
-        self.volumes.supports(&Access::parse_all("volume_capabilities", capabilities)?)
+    fn granted(&self, capabilities: &[proto::VolumeCapability]) -> Result<Vec<Access>, Error> {
+        let access = Access::parse_all("volume_capabilities", capabilities)?;
+        self.volumes.supports(&access)?;
+        Ok(access)
     }
 
     /// The nodes that a volume may be on, the best first; none if any will do.
@@ -148,15 +153,8 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
         about(&id);
         called(&name);
         let mut access = Access::parse_all("volume_capabilities", &request.volume_capabilities)?;
-        if let Some(default) = request.parameters.get("csi.storage.k8s.io/fstype") {
-            for access in &mut access {
-                if let How::Filesystem { kind, .. } = &mut access.how
-                    && kind.is_empty()
-                {
-                    kind.clone_from(default);
-                }
-            }
-        }
+        let default = request.parameters.get(FILESYSTEM).map(String::as_str);
+        access.iter_mut().for_each(|access| access.complete(default));
         let least = access.iter().map(self.least).max().unwrap_or_default();
         let size = Size::parse(request.capacity_range.as_ref(), least)?;
         let nodes = self.nodes(request.accessibility_requirements.as_ref())?;
@@ -207,7 +205,7 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
         }
         self.volumes.get(id).await?;
         let answer = match self.granted(&request.volume_capabilities) {
-            Ok(()) => proto::ValidateVolumeCapabilitiesResponse {
+            Ok(_) => proto::ValidateVolumeCapabilitiesResponse {
                 confirmed: Some(Confirmed {
                     volume_context: request.volume_context,
                     volume_capabilities: request.volume_capabilities,
@@ -259,17 +257,28 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
             return Ok(Response::new(nothing));
         }
         // A way of access that is never granted has no capacity.
-        if !request.volume_capabilities.is_empty() && self.granted(&request.volume_capabilities).is_err() {
-            return Ok(Response::new(nothing));
+        let mut least = 0;
+        if !request.volume_capabilities.is_empty() {
+            let Ok(mut access) = self.granted(&request.volume_capabilities) else {
+                return Ok(Response::new(nothing));
+            };
+            let default = request.parameters.get(FILESYSTEM).map(String::as_str);
+            access.iter_mut().for_each(|access| access.complete(default));
+            least = access.iter().map(self.least).max().unwrap_or_default();
         }
         let capacity = self
             .volumes
             .capacity(&request.parameters.into_iter().collect(), node.flatten().map(String::as_str))
             .await?;
+        least = least.max(capacity.least);
+        // Room for less than the least is room for nothing.
+        if capacity.largest < least {
+            return Ok(Response::new(nothing));
+        }
         Ok(Response::new(proto::GetCapacityResponse {
             available_capacity: signed(capacity.available),
             maximum_volume_size: Some(signed(capacity.largest)),
-            minimum_volume_size: Some(signed(capacity.least)),
+            minimum_volume_size: Some(signed(least)),
         }))
     }
 

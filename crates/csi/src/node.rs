@@ -60,7 +60,7 @@ impl<V: NodeVolumes> node_server::Node for Node<V> {
         let target = path("target_path", &request.target_path)?;
         let capability = request.volume_capability.as_ref();
         let capability = capability.ok_or_else(|| Error::invalid("volume_capability", "is missing"))?;
-        let access = Access::parse("volume_capability", capability)?;
+        let access = Access::parse_of_present("volume_capability", capability)?;
         let read_only = request.readonly || access.mode == Mode::Reader;
         let (held, volumes) = (self.locks.hold(&id, deadline).await?, Arc::clone(&self.volumes));
         let publish = Publish { id, target, access, read_only };

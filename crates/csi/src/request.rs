@@ -93,20 +93,23 @@ pub enum Mode {
 impl Access {
     /// Parses one capability.
     pub fn parse(field: &str, capability: &proto::VolumeCapability) -> Result<Access, Error> {
-        use proto::volume_capability::AccessType;
-        let how = match &capability.access_type {
-            Some(AccessType::Block(_)) => How::Block,
-            Some(AccessType::Mount(mount)) => {
-                How::Filesystem { kind: mount.fs_type.clone(), flags: mount.mount_flags.clone() }
-            }
-            None => {
-                return Err(Error::invalid(
-                    &format!("{field}.access_type"),
-                    "unknown or empty access_type: give mount or block",
-                ));
-            }
-        };
-        Ok(Access { how, mode: mode(field, capability.access_mode.as_ref())? })
+        Ok(Access { how: how(field, capability)?, mode: mode(field, capability.access_mode.as_ref())? })
+    }
+
+    /// Parses the one of a volume that is there: another mode than it has is no mistake of the request alone.
+    pub fn parse_of_present(field: &str, capability: &proto::VolumeCapability) -> Result<Access, Error> {
+        let mode = mode(field, capability.access_mode.as_ref());
+        let mode = mode.map_err(|error| Error::new(Kind::Precondition, error.message))?;
+        Ok(Access { how: how(field, capability)?, mode })
+    }
+
+    /// Fills in the filesystem that a class names, where the capability names none.
+    pub fn complete(&mut self, default: Option<&str>) {
+        if let (How::Filesystem { kind, .. }, Some(default)) = (&mut self.how, default)
+            && kind.is_empty()
+        {
+            default.clone_into(kind);
+        }
     }
 
     /// Parses all capabilities of a request; there must be one.
@@ -117,6 +120,20 @@ impl Access {
         let each = capabilities.iter().enumerate();
         each.map(|(position, capability)| Access::parse(&format!("{field}[{position}]"), capability))
             .collect()
+    }
+}
+
+fn how(field: &str, capability: &proto::VolumeCapability) -> Result<How, Error> {
+    use proto::volume_capability::AccessType;
+    match &capability.access_type {
+        Some(AccessType::Block(_)) => Ok(How::Block),
+        Some(AccessType::Mount(mount)) => {
+            Ok(How::Filesystem { kind: mount.fs_type.clone(), flags: mount.mount_flags.clone() })
+        }
+        None => Err(Error::invalid(
+            &format!("{field}.access_type"),
+            "unknown or empty access_type: give mount or block",
+        )),
     }
 }
 

@@ -163,14 +163,23 @@ fn names_of_every_kind_come_back_as_they_were(lab: &Lab) -> Result {
     let driver = start(lab)?;
     let client = &driver.client;
     // All that ASCII has, and 128 bytes of what takes two, three and four each.
-    let ascii: String = (' '..='~').chain(['\t', '\n', '\r']).collect();
+    let ascii: String = (' '..='~').chain(['\t', '\n', '\r']).chain("x".repeat(30).chars()).collect();
     let wide = format!("{}{}🦀", "ü".repeat(32), "日".repeat(20));
     let names = ["plain", "über/../$(reboot)", &"x".repeat(128), "#23 %n \\ tab\t", &ascii, &wide];
-    assert_eq!(wide.len(), 128);
+    assert_eq!((ascii.len(), wide.len()), (128, 128));
     for name in names {
         let first = client.create(name, "thin", 8 * MIB, Access::Block, None)?;
         let again = client.create(name, "thin", 8 * MIB, Access::Block, None)?;
         assert_eq!(first.volume_id, again.volume_id, "{name:?}");
+        let snapshot = client.snapshot(name, &first.volume_id)?.snapshot_id;
+        assert_eq!(client.snapshot(name, &first.volume_id)?.snapshot_id, snapshot, "{name:?}");
+        // The name itself is in LVM's metadata, on both.
+        let tag = format!("lvms.io/name={}", lvms_host::names::escape(name));
+        for id in [&first.volume_id, &snapshot] {
+            let tags = run("lvs", ["--noheadings", "-o", "lv_tags", &format!("vg/{id}")])?;
+            assert!(tags.split(',').any(|present| present.trim() == tag), "{tags} lacks {tag}");
+        }
+        client.delete_snapshot(&snapshot)?;
         client.delete(&first.volume_id)?;
     }
     assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name"])?, "pool");

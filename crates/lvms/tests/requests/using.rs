@@ -4,8 +4,9 @@ use std::path::Path;
 
 use lab_csi::proto::volume_capability::access_mode::Mode;
 use lab_csi::{Access, Client, Code, proto};
-use lab_test::Result;
+use lab_test::{Result, run};
 
+use crate::driver::MIB;
 use crate::{
     CLASS, EXT4, Expected, HERE, OPTIONS, Row, STRANGE, expect, flagged, invalid, mode, not_found,
     of_no_kind, state, table, topology,
@@ -33,7 +34,7 @@ pub(crate) fn wrong_publications(client: &Client, id: &str, target: &Path) -> Re
         (
             "many nodes",
             |r| r.volume_capability = Some(mode(Mode::MultiNodeReaderOnly)),
-            invalid("volume_capability.access_mode"),
+            Expected(Code::FailedPrecondition, "volume_capability.access_mode"),
         ),
         (
             "unknown filesystem",
@@ -106,7 +107,11 @@ pub(crate) fn wrong_questions(client: &Client, id: &str, snapshot: &str) -> Resu
     let ways = || vec![EXT4.capability()];
     expect("ValidateVolumeCapabilities, no id", validate("", ways()), invalid("volume_id"));
     expect("ValidateVolumeCapabilities, nothing", validate(id, Vec::new()), invalid("volume_capabilities"));
+    refuses_what_it_lacks(client, id)?;
     for strange in STRANGE {
+        let named =
+            list_snapshots_of(client, strange, "")?.len() + list_snapshots_of(client, "", strange)?.len();
+        assert_eq!(named, 0, "{strange:?}");
         expect(strange, get(strange), not_found("volume_id"));
         expect(strange, get_snapshot(strange), not_found("snapshot_id"));
         expect(strange, validate(strange, ways()), not_found("volume_id"));
@@ -129,9 +134,44 @@ pub(crate) fn wrong_questions(client: &Client, id: &str, snapshot: &str) -> Resu
     let foreign = list_snapshots(|r| r.starting_token = "no token".into());
     expect("ListSnapshots, a token of others", foreign, Expected(Code::Aborted, "starting_token"));
     assert_eq!(list_snapshots(|_| {})?.entries.len(), 1);
-    assert!(list_snapshots(|r| r.snapshot_id = STRANGE[0].into())?.entries.is_empty());
-    assert!(list_snapshots(|r| r.source_volume_id = STRANGE[8].into())?.entries.is_empty());
     assert_eq!(state()?, before);
+    Ok(())
+}
+
+fn list_snapshots_of(
+    client: &Client,
+    id: &str,
+    source: &str,
+) -> Result<Vec<proto::list_snapshots_response::Entry>> {
+    let request = proto::ListSnapshotsRequest {
+        snapshot_id: id.to_owned(),
+        source_volume_id: source.to_owned(),
+        ..Default::default()
+    };
+    Ok(client.controller(async |mut controller| controller.list_snapshots(request).await)?.entries)
+}
+
+/// Calls of services that the driver does not have.
+fn refuses_what_it_lacks(client: &Client, id: &str) -> Result {
+    let volume_id = || id.to_owned();
+    let lacks = |what: &str, answer: std::result::Result<(), lab_csi::Status>, why: &'static str| {
+        expect(what, answer, Expected(Code::Unimplemented, why));
+    };
+    let request = proto::ControllerPublishVolumeRequest { volume_id: volume_id(), ..Default::default() };
+    let answer = client.controller(async |mut to| to.controller_publish_volume(request).await);
+    lacks("ControllerPublishVolume", answer.map(drop), "attached");
+    let request = proto::ControllerUnpublishVolumeRequest { volume_id: volume_id(), ..Default::default() };
+    let answer = client.controller(async |mut to| to.controller_unpublish_volume(request).await);
+    lacks("ControllerUnpublishVolume", answer.map(drop), "attached");
+    let request = proto::ControllerModifyVolumeRequest { volume_id: volume_id(), ..Default::default() };
+    let answer = client.controller(async |mut to| to.controller_modify_volume(request).await);
+    lacks("ControllerModifyVolume", answer.map(drop), "");
+    let request = proto::NodeStageVolumeRequest { volume_id: volume_id(), ..Default::default() };
+    let answer = client.node(async |mut to| to.node_stage_volume(request).await);
+    lacks("NodeStageVolume", answer.map(drop), "staged");
+    let request = proto::NodeUnstageVolumeRequest { volume_id: volume_id(), ..Default::default() };
+    let answer = client.node(async |mut to| to.node_unstage_volume(request).await);
+    lacks("NodeUnstageVolume", answer.map(drop), "staged");
     Ok(())
 }
 
@@ -159,5 +199,29 @@ pub(crate) fn wrong_questions_for_capacity(client: &Client) -> Result {
     for (position, change) in never.into_iter().enumerate() {
         assert_eq!(capacity(change)?.available_capacity, 0, "row {position}");
     }
+    // Room for less than the least that is made of it is no room.
+    let least = |r: &mut proto::GetCapacityRequest| {
+        r.parameters.insert(CLASS.into(), "thick".into());
+        r.volume_capabilities = vec![Access::Filesystem("").capability()];
+    };
+    let free = capacity(least)?.available_capacity;
+    let fill = format!("{}b", free - 200 * MIB);
+    run("lvcreate", ["-qq", "-y", "-n", "fills", "-L", &fill, "vg"])?;
+    let now = capacity(|r| drop(r.parameters.insert(CLASS.into(), "thick".into())))?;
+    assert_eq!((now.available_capacity, now.minimum_volume_size), (200 * MIB, Some(8 * MIB)));
+    assert_eq!(capacity(least)?.available_capacity, 200 * MIB);
+    // xfs needs more, whether the capability names it or the class.
+    type Xfs = fn(&mut proto::GetCapacityRequest);
+    let xfs: [Xfs; 2] = [
+        |r| r.volume_capabilities = vec![Access::Filesystem("xfs").capability()],
+        |r| {
+            r.volume_capabilities = vec![Access::Filesystem("").capability()];
+            r.parameters.insert("csi.storage.k8s.io/fstype".into(), "xfs".into());
+        },
+    ];
+    for change in xfs {
+        assert_eq!(capacity(change)?.available_capacity, 0);
+    }
+    run("lvremove", ["-qq", "-y", "vg/fills"])?;
     Ok(())
 }
