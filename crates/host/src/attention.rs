@@ -17,7 +17,7 @@ use std::time::Duration;
 use crate::desired::{ClassKind, Desired};
 use crate::dm::{Cow, PoolState, Target};
 use crate::lvm::Group;
-use crate::lvm::inventory::Kind;
+use crate::lvm::inventory::{DeviceNumber, Kind};
 use crate::names::{VgName, VolumePath};
 use crate::plan::volume::FULL_ENOUGH;
 use crate::runner::{Linux, Runner};
@@ -98,6 +98,8 @@ struct Attention {
     /// Whether it is known not to be there.
     is_missing: bool,
     states: BTreeMap<VolumePath, State>,
+    /// RAID volumes that were brought to disks that are back, with the disks that there were then.
+    brought_back: BTreeMap<VolumePath, Vec<Option<DeviceNumber>>>,
     /// What cannot be helped, and was told.
     lost: BTreeSet<(VolumePath, &'static str)>,
 }
@@ -108,8 +110,9 @@ impl Attention {
         let (volumes, group) = (Arc::clone(volumes), group.clone());
         std::thread::Builder::new().name(format!("group {group}")).spawn(move || {
             let states = states(&volumes, &group);
+            let (brought_back, lost) = (BTreeMap::new(), BTreeSet::new());
             let attention =
-                Attention { volumes, group, unseen: None, is_missing: false, states, lost: BTreeSet::new() };
+                Attention { volumes, group, unseen: None, is_missing: false, states, brought_back, lost };
             attention.pay(&wakes);
         })?;
         Ok(wake)
@@ -120,6 +123,7 @@ impl Attention {
         for desired in wakes {
             let looked = volumes.runner().together(|| {
                 self.look();
+                self.bring_images_back();
                 self.tell_states();
                 self.extend_stores(&desired);
             });
@@ -141,6 +145,37 @@ impl Attention {
             tracing::warn!(group = %self.group, "there is no such volume group: its classes have no capacity");
         }
         (self.unseen, self.is_missing) = (unseen, is_missing);
+    }
+
+    /// RAID whose disk was pulled out goes on without it, and does not take it back by itself. When all disks are there
+    /// again it is brought to them, once: a disk that goes on failing is left to people.
+    fn bring_images_back(&mut self) {
+        let inventory = self.volumes.inventory();
+        let Some(group) = inventory.groups.get(&self.group) else { return };
+        if group.disks.iter().any(|disk| disk.missing || disk.is_gone()) {
+            return;
+        }
+        self.brought_back.retain(|path, _| group.volumes.contains_key(&path.volume));
+        let disks: Vec<Option<DeviceNumber>> = group.disks.iter().map(|disk| disk.device).collect();
+        let runner = self.volumes.runner();
+        for volume in group.volumes.values().filter(|volume| is_raid(&volume.kind)) {
+            let path = group.path(&volume.name);
+            if !runner.has_lost_images(&path.mapper_name()).unwrap_or(false) {
+                self.brought_back.remove(&path);
+                continue;
+            }
+            if self.brought_back.insert(path.clone(), disks.clone()).as_ref() == Some(&disks) {
+                continue;
+            }
+            match self.volumes.in_turn(&self.group, || runner.bring_back(&path)) {
+                Ok(()) => {
+                    tracing::warn!(volume = %path, "a disk of RAID is back, and gets what it has missed");
+                }
+                Err(error) => {
+                    tracing::error!(volume = %path, %error, "a disk of RAID is back, and cannot be used again");
+                }
+            }
+        }
     }
 
     /// Tells whoever watches when a pool or a RAID volume is otherwise than before.
@@ -203,6 +238,10 @@ fn stores(group: &Group) -> Vec<VolumePath> {
     cows.map(|volume| group.path(&volume.name)).collect()
 }
 
+fn is_raid(kind: &Kind) -> bool {
+    matches!(kind, Kind::Thick(layout) if layout.segment.starts_with("raid"))
+}
+
 /// How a pool or a RAID volume is.
 #[derive(Debug, PartialEq, Eq)]
 struct State {
@@ -227,7 +266,7 @@ fn states(volumes: &Volumes<Linux>, group: &VgName) -> BTreeMap<VolumePath, Stat
                     pool.metadata.percent()
                 ),
             }),
-            Kind::Thick(layout) if layout.segment.starts_with("raid") => {
+            kind if is_raid(kind) => {
                 let device = runner.device(&path.mapper_name()).ok().flatten();
                 let raid = device.and_then(|device| device.targets.iter().find_map(Target::raid));
                 raid.map(|raid| State { is_good: !raid.health.contains('D'), told: format!("RAID {raid}") })

@@ -2,6 +2,7 @@
 //!
 //! lvm2 would be asked the same by a process that takes some ten milliseconds and a lock; this is one system call.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -340,6 +341,8 @@ pub enum Cow {
 /// What a `raid` target says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Raid {
+    /// `raid1`, `raid10`, `raid5_ls`, …
+    pub level: String,
     /// One letter per image: `A` alive and in sync, `a` alive and not in sync, `D` dead.
     pub health: String,
     /// How much is in sync.
@@ -359,6 +362,21 @@ impl Raid {
     /// Whether all images have the same bytes.
     pub fn is_in_sync(&self) -> bool {
         self.sync.used >= self.sync.total
+    }
+
+    /// Whether it works without these images, and without those that are dead.
+    pub fn works_without(&self, lost: &BTreeSet<usize>) -> bool {
+        let dead = |(image, health)| health == 'D' || lost.contains(&image);
+        let dead: Vec<bool> = self.health.chars().enumerate().map(dead).collect();
+        let count = dead.iter().filter(|dead| **dead).count();
+        match self.level.as_str() {
+            "raid1" => count < dead.len(),
+            // As LVM makes it: each image has the one beside it as its copy.
+            "raid10" => dead.chunks(2).all(|copies| copies.contains(&false)),
+            level if level.starts_with("raid6") => count <= 2,
+            level if level.starts_with("raid4") || level.starts_with("raid5") => count <= 1,
+            _ => count == 0,
+        }
     }
 }
 
@@ -402,6 +420,7 @@ impl Target {
         }
         let words: Vec<&str> = self.status.split_whitespace().collect();
         Some(Raid {
+            level: (*words.first()?).to_owned(),
             health: (*words.get(2)?).to_owned(),
             sync: Fill::parse(words.get(3)?)?,
             action: words.get(4).copied().unwrap_or("idle").to_owned(),
@@ -451,6 +470,27 @@ mod tests {
         let raid = target("raid", "raid1 2 Aa 40959/40960 recover 0 0 -").raid().unwrap();
         assert_eq!((raid.to_string().as_str(), raid.is_in_sync()), ("images Aa, recover 99 %", false));
         assert_eq!(target("linear", "").raid(), None);
+    }
+
+    #[test]
+    fn raid_works_without_as_many_images_as_its_level_has_to_spare() {
+        let works = |status: &str, lost: &[usize]| {
+            let raid = target("raid", status).raid().unwrap();
+            raid.works_without(&lost.iter().copied().collect())
+        };
+        assert!(works("raid1 2 AA 8/8 idle 0 0 -", &[0]) && !works("raid1 2 AA 8/8 idle 0 0 -", &[0, 1]));
+        assert!(works("raid1 2 DA 8/8 idle 0 0 -", &[0]) && !works("raid1 2 DA 8/8 idle 0 0 -", &[1]));
+        assert!(
+            works("raid10 4 AAAA 8/8 idle 0 0 -", &[0, 3]) && !works("raid10 4 AAAA 8/8 idle 0 0 -", &[0, 1])
+        );
+        assert!(
+            works("raid5_ls 3 AAA 8/8 idle 0 0 -", &[1]) && !works("raid5_ls 3 ADA 8/8 idle 0 0 -", &[0])
+        );
+        assert!(
+            works("raid6_zr 5 AAAAA 8/8 idle 0 0 -", &[1, 4])
+                && !works("raid6_zr 5 DAAAA 8/8 idle 0 0 -", &[1, 4])
+        );
+        assert!(works("raid0 2 AA 8/8 idle 0 0 -", &[]) && !works("raid0 2 AA 8/8 idle 0 0 -", &[1]));
     }
 
     #[test]

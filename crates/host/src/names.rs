@@ -118,6 +118,15 @@ impl VolumePath {
         let double = |name: &str| name.replace('-', "--");
         format!("{}-{}", double(self.group.as_str()), double(self.volume.as_str()))
     }
+
+    /// The volume that device-mapper knows under this name; none if it is a layer beneath one, or not LVM's.
+    pub fn of_mapper_name(name: &str) -> Option<VolumePath> {
+        let name = name.replace("--", "\0");
+        let (group, volume) = name.split_once('-').filter(|(_, volume)| !volume.contains('-'))?;
+        let single = |name: &str| name.replace('\0', "-");
+        let (group, volume) = (VgName::parse(&single(group)).ok()?, LvName::parse(&single(volume)).ok()?);
+        Some(VolumePath { group, volume })
+    }
 }
 
 /// As LVM writes it: `group/volume`.
@@ -221,6 +230,10 @@ mod tests {
         let path =
             VolumePath { group: VgName::parse("my-vg").unwrap(), volume: LvName::parse("a-b-c").unwrap() };
         assert_eq!(path.mapper_name(), "my--vg-a--b--c");
+        assert_eq!(VolumePath::of_mapper_name("my--vg-a--b--c"), Some(path));
+        for other in ["vg-a-real", "vg-pool-tpool", "mpatha", "vg--a", ""] {
+            assert_eq!(VolumePath::of_mapper_name(other), None, "{other}");
+        }
     }
 
     proptest! {

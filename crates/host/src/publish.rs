@@ -3,6 +3,8 @@
 //! Nothing is staged, and no mount of ours is hidden anywhere: the first target mounts the device, a further one on
 //! the same host is bound from it, each with its own flags. What is mounted tells all; nothing else is remembered.
 
+mod condition;
+mod hiding;
 mod publication;
 mod tools;
 
@@ -13,8 +15,8 @@ use std::time::Instant;
 
 use thiserror::Error;
 
+pub use self::condition::Condition;
 use self::publication::Publication;
-use crate::dm::{Raid, Target};
 use crate::facts::Facts;
 use crate::filesystem::{Content, Filesystem, NotMountable};
 use crate::lvm::inventory::{DeviceNumber, Kind};
@@ -23,7 +25,7 @@ use crate::mount::{self, BadFlag, Difference, Flags, Mount};
 use crate::names::VolumePath;
 use crate::plan::Refusal;
 use crate::plan::volume::changeable;
-use crate::runner::{Linux, ProbeError, ProcessError, is_not_mounted};
+use crate::runner::{Linux, ProbeError, ProcessError};
 use crate::units::Bytes;
 use crate::volumes::{self, Volumes};
 
@@ -48,9 +50,6 @@ pub enum Access {
 
 /// A filesystem that is smaller than its device by less than this is as large as it can be.
 const REMAINDER: Bytes = Bytes::mib(1);
-
-/// Where older TopoLVM made device nodes.
-const LEGACY_DEVICES: &str = "/dev/topolvm";
 
 /// Why a volume is not published.
 #[derive(Debug, Error)]
@@ -152,15 +151,6 @@ fn publishable<'a>(inventory: &'a Inventory, path: &VolumePath) -> Result<(&'a V
     Ok((volume, facts))
 }
 
-/// How a volume is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Condition {
-    /// Whether something is wrong.
-    pub abnormal: bool,
-    /// What, for people.
-    pub message: String,
-}
-
 impl Volumes<Linux> {
     /// Makes a volume visible at a path. Done already is as good.
     pub fn publish(
@@ -208,28 +198,6 @@ impl Volumes<Linux> {
         self.activated(path, None)?;
         let content = self.runner().probe(&Linux::device_path(path), true)?;
         Ok(matches!(content, Content::Nothing))
-    }
-
-    /// Hides whatever is at a path. Nothing there is as good. Needs neither the volume nor LVM, and does not touch what
-    /// is mounted: a dead disk answers nothing.
-    pub fn unpublish(&self, volume: &str, target: &Path) -> Result<(), PublishError> {
-        let linux = self.runner();
-        loop {
-            let mounts = linux.mounts().map_err(system("listing mounts for", target))?;
-            if mount::at(&mounts, target).next().is_none() {
-                break;
-            }
-            match linux.unmount(target) {
-                Err(error) if !is_not_mounted(&error) => return Err(system("unmounting", target)(error)),
-                _ => {}
-            }
-        }
-        linux.remove_target(target).map_err(system("removing", target))?;
-        let legacy = Path::new(LEGACY_DEVICES).join(volume);
-        if legacy.parent() == Some(Path::new(LEGACY_DEVICES)) && linux.is_block_device(&legacy) {
-            linux.remove_target(&legacy).map_err(system("removing", &legacy))?;
-        }
-        Ok(())
     }
 
     /// Makes a mounted filesystem as large as its volume. Returns the volume's size.
@@ -328,73 +296,6 @@ impl Volumes<Linux> {
         self.activate(path, deadline)?;
         let gone = || system("activating", &node)(io::Error::from(io::ErrorKind::NotFound));
         Ok(device()?.ok_or_else(gone)?.number)
-    }
-
-    /// How a volume is, without a process.
-    pub fn condition(&self, path: &VolumePath) -> Condition {
-        let problems = self.problems(path);
-        let abnormal = !problems.is_empty();
-        let message = if abnormal {
-            problems.join("; ")
-        } else {
-            let healthy = "volume is healthy and operating normally";
-            let syncing = self.syncing(path).map(|raid| format!("{healthy}; RAID {raid}"));
-            syncing.unwrap_or_else(|| healthy.to_owned())
-        };
-        Condition { abnormal, message }
-    }
-
-    /// The RAID whose images do not all have the same bytes yet.
-    fn syncing(&self, path: &VolumePath) -> Option<Raid> {
-        let device = self.runner().device(&path.mapper_name()).ok().flatten()?;
-        device.targets.iter().find_map(Target::raid).filter(|raid| !raid.is_in_sync())
-    }
-
-    fn problems(&self, path: &VolumePath) -> Vec<String> {
-        let linux = self.runner();
-        let inventory = self.inventory();
-        let mut problems = Vec::new();
-        let Some(volume) = inventory.volume(path) else { return vec![format!("there is no volume {path}")] };
-        if let Some(stuck) = self.stuck(&path.group) {
-            problems.push(stuck.to_string());
-        }
-        if let Some(group) = inventory.groups.get(&path.group) {
-            for disk in group.disks.iter().filter(|disk| disk.missing || disk.is_gone()) {
-                problems.push(format!("disk {} of volume group {} is missing", disk.told(), group.name));
-            }
-        }
-        if let Ok(Some(device)) = linux.device(&path.mapper_name()) {
-            if device.suspended {
-                problems.push("its device is suspended".to_owned());
-            }
-            if matches!(linux.is_orphaned(&path.mapper_name()), Ok(true)) {
-                problems.push(
-                    "a disk of it was taken away and is back as another device: unpublish it everywhere, then it works \
-                     again"
-                        .to_owned(),
-                );
-            }
-            for raid in device.targets.iter().filter_map(Target::raid) {
-                if raid.health.contains('D') {
-                    problems.push(format!("RAID is degraded: {raid}"));
-                }
-            }
-        }
-        if let Kind::Thin { pool, .. } = &volume.kind {
-            use crate::dm::PoolState;
-            let pool = VolumePath { group: path.group.clone(), volume: pool.clone() };
-            match crate::runner::Runner::pool(linux, &pool) {
-                Ok(Some(state)) if state.state == PoolState::OutOfData => {
-                    problems.push(format!("thin pool {pool} is full: writes fail"));
-                }
-                Ok(Some(state)) if state.state != PoolState::Good || state.needs_check => {
-                    problems.push(format!("thin pool {pool} cannot be written"));
-                }
-                Ok(_) => {}
-                Err(error) => problems.push(format!("thin pool {pool} cannot be looked at: {error}")),
-            }
-        }
-        problems
     }
 }
 

@@ -3,6 +3,7 @@
 mod stage;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use lab_test::{Fault, GIB, Lab, Needs, Result, fails, run};
@@ -150,6 +151,48 @@ fn a_filesystem_that_is_mounted_in_another_namespace_is_mounted_again(lab: &Lab)
     Ok(())
 }
 
+fn what_is_another_s_at_a_path_stays_there(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    let block = make(&engine, "block", false, Bytes::mib(8), true)?;
+    let device = publish(&engine, &block, "block", &Access::Block { read_only: false })?;
+    let others = |place: &str| target(&format!("others-{place}"));
+    run("mount", ["--mkdir", "-t", "tmpfs", "others", &others("mount").to_string_lossy()])?;
+    fs::write(others("file"), "kept")?;
+    fs::create_dir_all(others("directory").join("in it"))?;
+    let number = fs::metadata(lab.disk(0))?.rdev();
+    let (major, minor) = (rustix::fs::major(number).to_string(), rustix::fs::minor(number).to_string());
+    run("mknod", [&others("disk").to_string_lossy(), "b", &major, &minor])?;
+    // Another volume, no volume at all, and nothing that a name could be.
+    for name in ["v", "block", "other", "-f", "../../etc", "vg"] {
+        for place in [&at, &device, &others("mount"), &others("file"), &others("directory"), &others("disk")]
+        {
+            if *place == target(name) {
+                continue;
+            }
+            let refused = engine.unpublish(name, place);
+            assert!(refused.is_err(), "{name:?} at {}", place.display());
+        }
+    }
+    assert!(mount::at(&engine.runner().mounts()?, &others("mount")).next().is_some());
+    assert_eq!(fs::read_to_string(others("file"))?, "kept");
+    assert!(others("directory").join("in it").exists() && others("disk").exists());
+    // Something of others above ours is in the way, and named.
+    run("mount", ["-t", "tmpfs", "others", &at.to_string_lossy()])?;
+    let refused = engine.unpublish("v", &at);
+    assert!(
+        matches!(&refused, Err(PublishError::Occupied { found, .. }) if found == "others (tmpfs)"),
+        "{refused:?}"
+    );
+    run("umount", [&at])?;
+    engine.unpublish("v", &at)?;
+    engine.unpublish("block", &device)?;
+    assert!(!at.exists() && !device.exists());
+    run("umount", [&others("mount")])?;
+    Ok(())
+}
+
 fn stacked_mounts_and_dead_disks_are_unpublished(lab: &Lab) -> Result {
     let engine = engine(lab)?;
     let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
@@ -181,5 +224,6 @@ lab_test::main! {
     differing_flags_and_occupied_targets_are_refused_by_name: Needs::disks(1, GIB).guest(),
     equal_flags_are_equal_however_the_kernel_tells_them: Needs::disks(1, 2 * GIB).guest(),
     a_filesystem_that_is_mounted_in_another_namespace_is_mounted_again: Needs::disks(1, GIB).guest(),
+    what_is_another_s_at_a_path_stays_there: Needs::disks(1, GIB).guest(),
     stacked_mounts_and_dead_disks_are_unpublished: Needs::disks(1, 2 * GIB).faults().guest(),
 }

@@ -41,8 +41,11 @@ fn a_disk_vanishes_under_a_mounted_volume_and_others_go_on(lab: &Lab) -> Result 
     let client = &driver.client;
     let lost = client.create("lost", "a", 64 * MIB, EXT4, None)?.volume_id;
     let kept = client.create("kept", "b", 64 * MIB, EXT4, None)?.volume_id;
+    let held = client.create("held", "a", 64 * MIB, EXT4, None)?.volume_id;
     let (at_lost, at_kept) = (lab.state().join("lost"), lab.state().join("kept"));
+    let at_held = lab.state().join("held");
     publish_with_file(client, &lost, &at_lost)?;
+    publish_with_file(client, &held, &at_held)?;
     publish_with_file(client, &kept, &at_kept)?;
 
     lab.unplug(lab.serial(0))?;
@@ -50,7 +53,7 @@ fn a_disk_vanishes_under_a_mounted_volume_and_others_go_on(lab: &Lab) -> Result 
         let (abnormal, told) = condition(client, &lost, &at_lost).ok()?;
         abnormal.then_some(told)
     })?;
-    assert!(told.contains("missing") && told.contains(lab.disk(0)), "{told}");
+    assert!(told.contains("missing") && told.contains(lab.disk(0)) && !told.contains("is back"), "{told}");
     assert_eq!(client.capacity("a")?, 0);
     let more = || client.create("more", "a", 8 * MIB, Access::Block, None);
     refused(more(), Code::FailedPrecondition, &["volume group a", lab.disk(0), "until they are back"]);
@@ -71,12 +74,71 @@ fn a_disk_vanishes_under_a_mounted_volume_and_others_go_on(lab: &Lab) -> Result 
     client.publish(&lost, &at_lost, EXT4)?;
     assert_eq!(fs::read_to_string(at_lost.join("file"))?, lost);
     assert!(!condition(client, &lost, &at_lost)?.0);
+    // What stayed mounted still leads to the device that is gone, and is told the way out.
+    let way_out = "is back as another device: unpublish it everywhere, then it works again";
+    let told = condition(client, &held, &at_held)?;
+    assert!(told.0 && told.1.contains(way_out) && !told.1.contains("missing"), "{told:?}");
+    client.unpublish(&held, &at_held)?;
+    client.publish(&held, &at_held, EXT4)?;
+    assert_eq!(fs::read_to_string(at_held.join("file"))?, held);
+    assert!(!condition(client, &held, &at_held)?.0);
+    client.unpublish(&held, &at_held)?;
+    client.delete(&held)?;
     client.delete(&more()?.volume_id)?;
     assert!(client.capacity("a")? > 0);
     assert_eq!(missing_disks("a")?, "0");
     client.unpublish(&lost, &at_lost)?;
     client.delete(&lost)?;
     client.unpublish(&kept, &at_kept)?;
+    Ok(())
+}
+
+fn a_mirror_serves_without_one_of_its_disks_and_takes_it_back(lab: &Lab) -> Result {
+    run("vgcreate", ["vg", lab.disk(0), lab.disk(1)])?;
+    let mirrored = "
+  - {name: mirrored, volume-group: vg, spare-gb: 0, default: true, lvcreate-options: [\"--type=raid1\"]}
+";
+    let driver = Driver::start(lab, mirrored, &[])?;
+    let client = &driver.client;
+    let id = client.create("v", "mirrored", 64 * MIB, EXT4, None)?.volume_id;
+    let (one, two) = (lab.state().join("one"), lab.state().join("two"));
+    publish_with_file(client, &id, &one)?;
+    let write = |name: &str, target: &Path| -> Result {
+        fs::write(target.join(name), name)?;
+        run("sync", ["--file-system", &target.to_string_lossy()])?;
+        Ok(())
+    };
+    let healthy = || {
+        let (abnormal, told) = condition(client, &id, &one).ok()?;
+        (!abnormal && !told.contains("RAID")).then_some(())
+    };
+    lab.wait_for("both images to be the same", healthy)?;
+    // Each is taken away and given back in turn: what was written without one is read without the other.
+    for (taken, other) in [(0, 1), (1, 0)] {
+        lab.unplug(lab.serial(taken))?;
+        let name = format!("without-{taken}");
+        write(&name, &one)?;
+        let told = lab.wait_for("the mirror to be degraded", || {
+            let (abnormal, told) = condition(client, &id, &one).ok()?;
+            (abnormal && told.contains("degraded")).then_some(told)
+        })?;
+        assert!(told.contains("missing") && !told.contains("is back"), "{told}");
+        // The same target again, as after a start of the kubelet, and a further one.
+        client.publish(&id, &one, EXT4)?;
+        client.publish(&id, &two, EXT4)?;
+        assert_eq!(fs::read_to_string(two.join(&name))?, name);
+        client.unpublish(&id, &two)?;
+        if taken == 1 {
+            client.unpublish(&id, &one)?;
+            client.publish(&id, &one, EXT4)?;
+            assert_eq!(fs::read_to_string(one.join(format!("without-{other}")))?, format!("without-{other}"));
+        }
+        lab.plug_back(lab.serial(taken))?;
+        lab.wait_for("the disk to have what it has missed", healthy)?;
+    }
+    assert_eq!(missing_disks("vg")?, "0");
+    client.unpublish(&id, &one)?;
+    client.delete(&id)?;
     Ok(())
 }
 
@@ -235,6 +297,7 @@ fn volumes_are_found_on_disks_that_have_each_others_names_after_a_boot(lab: &Lab
 
 lab_test::main! {
     a_disk_vanishes_under_a_mounted_volume_and_others_go_on: Needs::disks(2, GIB / 2).hotplug().guest(),
+    a_mirror_serves_without_one_of_its_disks_and_takes_it_back: Needs::disks(2, GIB / 2).hotplug().guest(),
     a_group_without_one_of_its_disks_is_not_changed_and_none_stays_missing: Needs::disks(3, GIB / 2).hotplug().guest(),
     errors_during_a_copy_are_told_and_the_same_call_goes_on_when_they_are_over: Needs::disks(2, 256 * MEBIBYTE).faults().guest(),
     volumes_are_found_on_disks_that_have_each_others_names_after_a_boot: Needs::disks(2, GIB / 2).power_cut().hotplug(),

@@ -145,7 +145,7 @@ fn usage(engine: &Arc<Engine<Linux>>, volume: &VolumePath, path: &Path) -> Resul
         let message = format!("volume_path: {} is not published on {}", volume.volume, path.display());
         return Err(Error::new(Kind::NotFound, message));
     }
-    if linux.is_block_device(path) {
+    if linux.node_at(path).is_some() {
         let size = linux.device_size(path).map_err(|error| internal(&error))?;
         return Ok(((size.0, None), None));
     }

@@ -1,6 +1,7 @@
 //! What is there: volume groups with their disks and volumes, from one report.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -115,6 +116,12 @@ impl DeviceNumber {
     /// The kernel's directory for it.
     pub fn directory(self) -> PathBuf {
         PathBuf::from(format!("/sys/dev/block/{}:{}", self.major, self.minor))
+    }
+
+    /// What device-mapper calls it; none if it is another driver's, or gone.
+    pub fn mapper_name(self) -> Option<String> {
+        let name = fs::read_to_string(self.directory().join("dm/name")).ok()?;
+        Some(name.trim().to_owned())
     }
 
     /// Whether the kernel has such a device.

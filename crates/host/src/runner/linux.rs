@@ -1,5 +1,6 @@
 //! This host.
 
+mod beneath;
 mod policy;
 mod suspended;
 
@@ -244,22 +245,6 @@ impl Linux {
     /// The device node of an active volume.
     pub(crate) fn device_path(volume: &VolumePath) -> PathBuf {
         Path::new("/dev/mapper").join(volume.mapper_name())
-    }
-
-    /// Whether a device leads to a disk that is gone.
-    pub(crate) fn is_orphaned(&self, name: &str) -> io::Result<bool> {
-        let control = self.control()?;
-        let mut names = vec![name.to_owned()];
-        while let Some(name) = names.pop() {
-            for number in control.beneath(&name)? {
-                if !number.exists() {
-                    return Ok(true);
-                }
-                let mapped = fs::read_to_string(number.directory().join("dm/name"));
-                names.extend(mapped.map(|name| name.trim().to_owned()));
-            }
-        }
-        Ok(false)
     }
 
     /// The state of the device-mapper device of this name.

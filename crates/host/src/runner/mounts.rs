@@ -180,7 +180,7 @@ impl Linux {
         })
     }
 
-    /// Removes an empty directory, a file or a device node; what is not there is as good.
+    /// Removes an empty directory, an empty file or a device node; what is not there is as good.
     pub fn remove_target(&self, target: &Path) -> io::Result<()> {
         self.effect("remove target", || {
             let kind = match fs::symlink_metadata(target) {
@@ -190,6 +190,8 @@ impl Linux {
             };
             if kind.is_dir() {
                 fs::remove_dir(target)
+            } else if kind.is_file() && fs::symlink_metadata(target)?.len() > 0 {
+                Err(io::Error::other("it is a file with something in it, and not a target of ours"))
             } else if kind.is_file() || kind.is_block_device() || kind.is_char_device() || kind.is_symlink() {
                 fs::remove_file(target)
             } else {
@@ -210,17 +212,18 @@ impl Linux {
         })?
     }
 
+    /// The number of a device node; none if something else is there, or nothing.
+    pub fn node_at(&self, target: &Path) -> Option<DeviceNumber> {
+        let node = self.on_host(|| fs::symlink_metadata(target)).ok()?.ok()?;
+        let (major, minor) = (rustix::fs::major(node.rdev()), rustix::fs::minor(node.rdev()));
+        node.file_type().is_block_device().then_some(DeviceNumber { major, minor })
+    }
+
     /// A place as the kernel tells it: links on the way to it are followed, it itself is not. A distribution may have the
     /// kubelet's directory behind one.
     pub fn real_place(&self, place: &Path) -> PathBuf {
         let real = || Some(fs::canonicalize(place.parent()?).ok()?.join(place.file_name()?));
         self.on_host(real).ok().flatten().unwrap_or_else(|| place.to_owned())
-    }
-
-    /// Whether this place is a block device at all.
-    pub fn is_block_device(&self, path: &Path) -> bool {
-        let look = || fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device());
-        self.on_host(look).unwrap_or(false)
     }
 
     /// Sets the mode of a filesystem's root directory, on a mount that nobody else sees and that ends with this call.

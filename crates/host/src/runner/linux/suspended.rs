@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Linux;
 use crate::dm::Device;
+use crate::lvm::Failure;
 use crate::names::{VgName, VolumePath};
 use crate::runner::group_lock::GroupLock;
 use crate::runner::{Intent, crash};
@@ -111,11 +112,21 @@ impl Linux {
     fn refresh(&self, group: &VgName, devices: &[String]) {
         let volumes: BTreeSet<String> = devices.iter().filter_map(|name| volume_of(group, name)).collect();
         for volume in volumes {
-            let words = ["lvchange", "--yes", "--refresh", &format!("{group}/{volume}")].map(str::to_owned);
-            if let Err(error) = self.lvm(&words, Intent::Changes) {
+            if let Err(error) = self.refresh_volume(&format!("{group}/{volume}")) {
                 tracing::warn!(group = %group, volume, %error, "a volume that was suspended cannot be refreshed");
             }
         }
+    }
+
+    /// Brings the devices of a RAID volume to disks that were pulled out and are back, under whoever uses it: what they
+    /// have missed is copied to them.
+    pub(crate) fn bring_back(&self, volume: &VolumePath) -> io::Result<()> {
+        self.refresh_volume(&volume.to_string()).map_err(io::Error::other)
+    }
+
+    fn refresh_volume(&self, volume: &str) -> Result<(), Failure> {
+        let words = ["lvchange", "--yes", "--refresh", volume].map(str::to_owned);
+        self.lvm(&words, Intent::Changes).map(drop)
     }
 }
 

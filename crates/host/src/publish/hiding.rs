@@ -1,0 +1,73 @@
+//! What is visible at a path is hidden again.
+
+use std::path::Path;
+
+use super::{PublishError, system};
+use crate::lvm::inventory::DeviceNumber;
+use crate::mount::{self, Mount};
+use crate::names::VolumePath;
+use crate::runner::{Linux, is_not_mounted};
+use crate::volumes::Volumes;
+
+/// Where older TopoLVM made device nodes.
+const LEGACY_DEVICES: &str = "/dev/topolvm";
+
+impl Volumes<Linux> {
+    /// Hides a volume that is at a path. Nothing there is as good; what is another's stays. Needs neither the volume nor
+    /// LVM, and does not touch what is mounted: a dead disk answers nothing.
+    pub fn unpublish(&self, volume: &str, target: &Path) -> Result<(), PublishError> {
+        let linux = self.runner();
+        let is_not_its_own = |found| PublishError::Occupied { target: target.to_owned(), found };
+        loop {
+            let mounts = linux.mounts().map_err(system("listing mounts for", target))?;
+            let Some(topmost) = mount::at(&mounts, target).last() else { break };
+            if let Some(found) = another_mount(volume, topmost) {
+                return Err(is_not_its_own(found));
+            }
+            match linux.unmount(target) {
+                Err(error) if !is_not_mounted(&error) => return Err(system("unmounting", target)(error)),
+                _ => {}
+            }
+        }
+        if let Some(found) = linux.node_at(target).and_then(|number| another_device(volume, number)) {
+            return Err(is_not_its_own(found));
+        }
+        linux.remove_target(target).map_err(system("removing", target))?;
+        let legacy = Path::new(LEGACY_DEVICES).join(volume);
+        if legacy.parent() == Some(Path::new(LEGACY_DEVICES)) && linux.node_at(&legacy).is_some() {
+            linux.remove_target(&legacy).map_err(system("removing", &legacy))?;
+        }
+        Ok(())
+    }
+}
+
+/// What is mounted, if it is certain that it is not this volume.
+fn another_mount(volume: &str, mounted: &Mount) -> Option<String> {
+    if mounted.device.major > 0 {
+        return another_device(volume, mounted.device);
+    }
+    let told = || format!("{} ({})", mounted.source, mounted.filesystem);
+    match mounted.filesystem.as_str() {
+        // A device node whose device cannot be asked for.
+        "devtmpfs" if mounted.root != Path::new("/") => None,
+        // Known by its device, whose node is not there any more.
+        "btrfs" => {
+            let name = Path::new(&mounted.source).file_name()?.to_str()?;
+            (name != volume && !is_of(volume, name)).then(told)
+        }
+        _ => Some(told()),
+    }
+}
+
+/// What a device is, if it is certain that it is not this volume's. Of one that is gone nothing is known.
+fn another_device(volume: &str, number: DeviceNumber) -> Option<String> {
+    match number.mapper_name() {
+        Some(name) => (!is_of(volume, &name)).then_some(name),
+        None => number.exists().then(|| format!("device {}:{}", number.major, number.minor)),
+    }
+}
+
+/// Whether device-mapper's name is a volume's of this name, in whichever group.
+fn is_of(volume: &str, name: &str) -> bool {
+    VolumePath::of_mapper_name(name).is_some_and(|path| path.volume.as_str() == volume)
+}
