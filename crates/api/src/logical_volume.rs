@@ -26,6 +26,9 @@ pub struct LogicalVolume {
     pub status: Option<Status>,
 }
 
+/// The code in the status of a volume whose LV was there and is not any more: gRPC's for lost data.
+pub const LOST: i32 = 15;
+
 /// What shall be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]

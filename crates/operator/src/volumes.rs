@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use lvms_api::logical_volume::{READ_ONLY, READ_WRITE, Spec};
+use lvms_api::logical_volume::{LOST, READ_ONLY, READ_WRITE, Spec};
 use lvms_api::names::VOLUME_MODE;
 use lvms_api::{LogicalVolume, Quantity};
 use lvms_cluster::store::chain;
@@ -265,6 +265,9 @@ impl Volumes for ClusterVolumes {
             return Ok(size(&volume));
         }
         let code = |volume: &LogicalVolume| volume.status.as_ref().map_or(0, |status| status.code);
+        if let Some(status) = volume.status.as_ref().filter(|status| status.code == LOST) {
+            return Err(Error::new(Kind::numbered(LOST), status.message.clone()));
+        }
         if code(&volume) != 0 {
             // It is about what was asked for before. When nothing is, the node takes it back.
             self.ask(&volume, size(&volume)).await?;

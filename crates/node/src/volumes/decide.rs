@@ -95,8 +95,7 @@ pub(super) enum Making {
     Snapshot(String),
 }
 
-/// An LV that was there and is not any more: gRPC's code for lost data.
-pub(super) const LOST: i32 = 15;
+pub(super) use lvms_api::logical_volume::LOST;
 
 /// What to do next about an object of this node.
 pub(super) fn decide(object: &LogicalVolume, personality: Personality, lv: &Lv) -> Act {

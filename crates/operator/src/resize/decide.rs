@@ -1,5 +1,6 @@
 //! How far the growth of a claim is, and what comes next. Decides, and does nothing.
 
+use lvms_api::logical_volume::LOST;
 use lvms_api::{LogicalVolume, Quantity};
 use lvms_cluster::slim::{Claim, PersistentVolume};
 
@@ -152,6 +153,9 @@ fn grow(view: &View<'_>, target: u64, promised: u64) -> Act {
     if size < target {
         let asked = view.volume.spec.size.bytes().unwrap_or(0);
         let refused = status.code != 0;
+        if status.code == LOST {
+            return Act::Fail { size: target, infeasible: false, message: status.message };
+        }
         if refused && asked != target {
             // The status is about what was asked for before. When nothing is, the node takes it back.
             return if asked > size { Act::Ask(size) } else { Act::Nothing };
@@ -283,6 +287,15 @@ mod tests {
         assert_eq!(scene.decide(), Act::Nothing);
         scene.status.code = 0;
         assert_eq!(scene.decide(), Act::Ask(2 * GIB));
+    }
+
+    #[test]
+    fn growth_of_a_lost_volume_is_told_to_fail() {
+        let mut scene = scene().begun("2Gi", RUNNING);
+        (scene.status.code, scene.status.message) = (LOST, "Lost: it is not there".into());
+        let expected =
+            Act::Fail { size: 2 * GIB, infeasible: false, message: "Lost: it is not there".into() };
+        assert_eq!(scene.decide(), expected);
     }
 
     #[test]
