@@ -43,7 +43,7 @@ pub(crate) struct Leader {
     node_finalize: NodeFinalize,
     /// The namespace in which TopoLVM was: a lease of its controller or sidecars elsewhere is not waited for. Anywhere if
     /// it is not given. Several are separated by commas.
-    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = namespace)]
     predecessor_namespace: Vec<String>,
 }
 
@@ -67,6 +67,16 @@ impl Leader {
             metrics,
             socket: self.csi_socket.clone(),
         }
+    }
+}
+
+/// One that no namespace can have would hold nobody up, unnoticed.
+fn namespace(text: &str) -> Result<String, &'static str> {
+    let is_of_a_name = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
+    match text.trim() {
+        "" => Err("a namespace is missing: name one, or leave the option out"),
+        name if name.chars().all(is_of_a_name) => Ok(name.to_owned()),
+        _ => Err("no namespace has such a name"),
     }
 }
 

@@ -54,6 +54,12 @@ fn place(lease: &Lease) -> (String, String) {
     (lease.namespace().unwrap_or_default(), lease.name_any())
 }
 
+/// Who holds a lease, if it is not us.
+fn holder(lease: &Lease) -> Option<&str> {
+    let holder = lease.spec.as_ref()?.holder_identity.as_deref()?;
+    Some(holder).filter(|holder| !holder.is_empty() && *holder != IDENTITY)
+}
+
 /// Those of this driver's installation: a controller's lease beside no sidecar's is that of another driver.
 fn of_one_installation(sidecars: Vec<Lease>, controllers: Vec<Lease>) -> Vec<Lease> {
     let namespaces: Vec<String> = sidecars.iter().filter_map(ResourceExt::namespace).collect();
@@ -72,6 +78,7 @@ impl Predecessor {
     /// begun again.
     pub async fn kept_out(&self, act: impl Future<Output = ()>) {
         let leases = self.find().await;
+        self.tell_passed_over().await;
         let places: BTreeSet<_> = leases.iter().map(place).collect();
         let (held, mut ours) = watch::channel(0_usize);
         // Dropped, they are not renewed any more.
@@ -124,16 +131,32 @@ impl Predecessor {
 
     /// Says who holds a lease that we need.
     fn tell(&self, lease: &Lease) {
-        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
-        if holder.is_empty() || holder == IDENTITY {
-            return;
-        }
+        let Some(holder) = holder(lease) else { return };
         let told = format!(
             "lvms waits until {holder} does not renew this lease any more: scale the Deployment of TopoLVM's controller \
              to 0"
         );
         tracing::warn!(lease = ?place(lease), holder, "waits for the predecessor to end");
         self.events.warn(Reference::to(lease, &()), "WaitsForPredecessor", told);
+    }
+
+    /// Says who holds a lease of a predecessor's name elsewhere: if the namespace was mistaken, he acts beside us.
+    async fn tell_passed_over(&self) {
+        if self.namespaces.is_empty() {
+            return;
+        }
+        for name in sidecars(self.personality) {
+            for lease in self.everywhere(&name).await.unwrap_or_default() {
+                let elsewhere =
+                    lease.namespace().is_some_and(|namespace| !self.namespaces.contains(&namespace));
+                if let Some(holder) = holder(&lease).filter(|_| elsewhere) {
+                    tracing::warn!(
+                        lease = ?place(&lease), holder, namespaces = ?self.namespaces,
+                        "is not waited for: it is in none of the namespaces in which the predecessor was"
+                    );
+                }
+            }
+        }
     }
 
     /// Waits until there are other leases than these: one more, or one less, for which nobody has to wait any more.
@@ -169,10 +192,14 @@ impl Predecessor {
         Ok(of_one_installation(beside, controllers))
     }
 
+    async fn everywhere(&self, name: &str) -> Result<Vec<Lease>, kube::Error> {
+        let parameters = ListParams::default().fields(&format!("metadata.name={name}"));
+        Ok(Api::<Lease>::all(self.client.clone()).list(&parameters).await?.items)
+    }
+
     /// Those of this name, wherever the predecessor may be.
     async fn named(&self, name: &str) -> Result<Vec<Lease>, kube::Error> {
-        let parameters = ListParams::default().fields(&format!("metadata.name={name}"));
-        let leases = Api::<Lease>::all(self.client.clone()).list(&parameters).await?.items;
+        let leases = self.everywhere(name).await?;
         if self.namespaces.is_empty() {
             return Ok(leases);
         }
