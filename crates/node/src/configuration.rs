@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use lvms_host::desired::Desired;
 use lvms_host::desired::lvmd::{self, Mistake};
+use rustix::fd::OwnedFd;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::sync::watch;
 
@@ -145,7 +146,7 @@ impl Configuration {
             // What has changed since it was read is seen at once.
             let mut last = None;
             loop {
-                match read_replaced(&path) {
+                match read_replaced(&path, &events) {
                     Ok(text) if last.as_ref() == Some(&text) => {}
                     Ok(text) => {
                         configuration.take(&path, &text);
@@ -177,10 +178,12 @@ impl Configuration {
 }
 
 /// While a file is replaced it is not there for a moment.
-fn read_replaced(path: &Path) -> io::Result<String> {
+fn read_replaced(path: &Path, events: &OwnedFd) -> io::Result<String> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             std::thread::sleep(REPLACED);
+            // Its directory may be another one now.
+            let _ = watch_directories(events, path);
             fs::read_to_string(path)
         }
         read => read,
@@ -189,7 +192,7 @@ fn read_replaced(path: &Path) -> io::Result<String> {
 
 /// Watches the directories in which the file, and what its links lead to, can be replaced: a ConfigMap is a link to a
 /// link to a directory.
-fn watch_directories(events: &rustix::fd::OwnedFd, path: &Path) -> Result<()> {
+fn watch_directories(events: &OwnedFd, path: &Path) -> Result<()> {
     let flags = WatchFlags::CLOSE_WRITE | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE;
     let mut place = path.to_owned();
     for _ in 0..8 {
@@ -280,6 +283,28 @@ mod tests {
         fs::write(&path, ONE).unwrap();
         wait("the file to be found", || !configuration.is_wrong());
         wait("who tells of it to be told", || told.has_changed().unwrap());
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_was_removed_and_is_back_is_followed_again() {
+        let directory = scratch("removed");
+        let path = directory.join("lvmd.yaml");
+        fs::write(&path, ONE).unwrap();
+        let configuration = Configuration::read(&path).unwrap();
+        configuration.follow(path.clone()).unwrap();
+        // Back at any moment, before it is missed and after.
+        for away in [Duration::ZERO, REPLACED / 2, 2 * REPLACED + REPLACED / 2] {
+            fs::remove_dir_all(&directory).unwrap();
+            std::thread::sleep(away);
+            fs::create_dir(&directory).unwrap();
+            for (text, name) in [(TWO, "two"), (ONE, "one")] {
+                fs::write(&path, text).unwrap();
+                wait("what the new directory has", || {
+                    !configuration.is_wrong() && configuration.desired().classes[0].name == name
+                });
+            }
+        }
         fs::remove_dir_all(directory).unwrap();
     }
 
