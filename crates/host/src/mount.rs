@@ -225,9 +225,23 @@ mod tests {
 
     #[test]
     fn flags_that_mount_something_else_are_refused() {
-        for flag in
-            ["loop", "bind", "x-systemd.automount", "remount", "LOOP=/dev/loop0", "X-mount.mkdir", "users"]
-        {
+        let flags = [
+            "loop",
+            "bind",
+            "x-systemd.automount",
+            "remount",
+            "LOOP=/dev/loop0",
+            "X-mount.mkdir",
+            "users",
+            "rshared",
+            "runbindable",
+            "logdev=/dev/sda",
+            "rtdev=/dev/sda",
+            "device=/dev/sda",
+            "journal_path=/dev/sda",
+            "journal_dev=2049",
+        ];
+        for flag in flags {
             let flags = [flag.to_owned()];
             assert_eq!(Flags::parse(&flags, false), Err(BadFlag::NotAllowed(flag.to_owned())), "{flag}");
         }

@@ -6,6 +6,7 @@
 pub mod history;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,8 +54,18 @@ struct State {
     published_then: Option<PathBuf>,
     /// Groups of which a disk's cache may hold something.
     unkept: BTreeSet<VgName>,
+    /// What happens in the middle of the next report.
+    meanwhile: Option<Meanwhile>,
     /// What was done, for people.
     history: Vec<String>,
+}
+
+struct Meanwhile(Box<dyn FnOnce() + Send>);
+
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Meanwhile")
+    }
 }
 
 /// What a volume holds.
@@ -118,6 +129,7 @@ impl Simulated {
             published: Ok(None),
             published_then: None,
             unkept: BTreeSet::new(),
+            meanwhile: None,
             history: Vec::new(),
         };
         Simulated { state: Mutex::new(state) }
@@ -169,6 +181,11 @@ impl Simulated {
     /// The next report tells what was before the last change: it was made then, and comes now.
     pub fn tell_late(&self) {
         self.state().is_late = true;
+    }
+
+    /// In the middle of the next report, this happens.
+    pub fn while_reporting(&self, happens: impl FnOnce() + Send + 'static) {
+        self.state().meanwhile = Some(Meanwhile(Box::new(happens)));
     }
 
     /// Somebody takes back the last change, with its sequence number.
@@ -337,6 +354,10 @@ fn place(group: &mut Group, disks: u64, extents: Extents) -> Vec<Area> {
 
 impl Runner for Simulated {
     fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure> {
+        let meanwhile = self.state().meanwhile.take();
+        if let Some(Meanwhile(happens)) = meanwhile {
+            happens();
+        }
         let mut state = self.state();
         if state.late && group.is_none() {
             let limit = Duration::from_secs(60);

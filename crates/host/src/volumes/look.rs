@@ -141,6 +141,8 @@ impl<R: Runner> Volumes<R> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
     use crate::facts::Facts;
     use crate::names::{LvName, VolumePath};
@@ -255,9 +257,13 @@ mod tests {
         let seqno = host.inventory(None).unwrap().groups[&name].seqno;
         volumes.tell(Group { seqno, ..before });
         volumes.forget(&name);
-        // A report that has begun, and not come.
-        let _under_way = volumes.doubts.until_now(&name);
+        let (other, seen) = (Arc::clone(&volumes), Arc::new(AtomicBool::new(false)));
+        let (seen_meanwhile, looked_at) = (Arc::clone(&seen), name.clone());
+        host.while_reporting(move || {
+            other.look(&looked_at).unwrap();
+            seen_meanwhile.store(other.inventory().volume(&path(1)).is_some(), Ordering::Relaxed);
+        });
         volumes.look(&name).unwrap();
-        assert!(volumes.inventory().volume(&path(1)).is_some());
+        assert!(seen.load(Ordering::Relaxed), "the report under way has not come yet");
     }
 }
