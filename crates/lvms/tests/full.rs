@@ -108,7 +108,7 @@ const MAPPINGS: u64 = 126 * 380;
 fn a_pool_whose_metadata_is_full_is_told_and_goes_on_when_it_is_extended(lab: &Lab) -> Result {
     run("vgcreate", ["-s", "1m", "vg", lab.disk(0)])?;
     let pool = ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-L", "9g", "--poolmetadatasize", "2m"];
-    run("lvcreate", pool.into_iter().chain(["--chunksize", "64k", "-Zn", "vg"]))?;
+    run("lvcreate", pool.into_iter().chain(["--chunksize", "64k", "vg"]))?;
     let driver = Driver::start(lab, &format!("{THICK}{THIN}"), &[])?;
     let client = &driver.client;
     let greedy = client.create("greedy", "thin", 9 * 1024 * MIB, Access::Block, None)?.volume_id;

@@ -127,7 +127,7 @@ fn wrong_requests_get_the_right_code_name_the_field_and_change_nothing(lab: &Lab
     wrong_creations(client)?;
     wrong_growth(client, &good, target)?;
     wrong_publications(client, &good, target)?;
-    wrong_questions_for_capacity(client)?;
+    wrong_questions_for_capacity(lab, client)?;
     for strange in STRANGE {
         for source in [Source::Snapshot(strange.into()), Source::Volume(strange.into())] {
             let answer = client.create("copy", "thick", 64 * MIB, Access::Block, Some(&source));

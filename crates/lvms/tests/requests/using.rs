@@ -4,7 +4,7 @@ use std::path::Path;
 
 use lab_csi::proto::volume_capability::access_mode::Mode;
 use lab_csi::{Access, Client, Code, proto};
-use lab_test::{Result, run};
+use lab_test::{Lab, Result, run};
 
 use crate::driver::MIB;
 use crate::{
@@ -175,7 +175,7 @@ fn refuses_what_it_lacks(client: &Client, id: &str) -> Result {
     Ok(())
 }
 
-pub(crate) fn wrong_questions_for_capacity(client: &Client) -> Result {
+pub(crate) fn wrong_questions_for_capacity(lab: &Lab, client: &Client) -> Result {
     let capacity = |change: fn(&mut proto::GetCapacityRequest)| {
         let mut request = proto::GetCapacityRequest::default();
         change(&mut request);
@@ -207,7 +207,11 @@ pub(crate) fn wrong_questions_for_capacity(client: &Client) -> Result {
     let free = capacity(least)?.available_capacity;
     let fill = format!("{}b", free - 200 * MIB);
     run("lvcreate", ["-qq", "-y", "-n", "fills", "-L", &fill, "vg"])?;
-    let now = capacity(|r| drop(r.parameters.insert(CLASS.into(), "thick".into())))?;
+    // What others do is told by the kernel, a moment later.
+    let now = lab.wait_for("what others have made to count", || {
+        let now = capacity(|r| drop(r.parameters.insert(CLASS.into(), "thick".into()))).ok()?;
+        (now.available_capacity < free).then_some(now)
+    })?;
     assert_eq!((now.available_capacity, now.minimum_volume_size), (200 * MIB, Some(8 * MIB)));
     assert_eq!(capacity(least)?.available_capacity, 200 * MIB);
     // xfs needs more, whether the capability names it or the class.
