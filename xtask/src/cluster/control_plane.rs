@@ -72,6 +72,7 @@ impl ControlPlane {
                     --listen-client-urls=http://127.0.0.1:2379 --advertise-client-urls=http://127.0.0.1:2379 \
                     --listen-peer-urls=http://127.0.0.1:2380";
         plane.add(Part::Etcd, Command::new(programs.etcd.join("server")), etcd, "")?;
+        // Events outlive the longest run: what looks at its end whether there were any must find them.
         let mut apiserver = format!(
             "--etcd-servers=http://127.0.0.1:2379 --advertise-address={address} --secure-port=6443 \
              --cert-dir=pki --tls-cert-file=pki/apiserver.crt --tls-private-key-file=pki/apiserver.key \
@@ -81,7 +82,7 @@ impl ControlPlane {
              --service-account-issuer=https://kubernetes.default.svc --service-account-key-file=pki/tokens.pub \
              --service-account-signing-key-file=pki/tokens.key --service-cluster-ip-range={SERVICES} \
              --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction --allow-privileged \
-             --enable-aggregator-routing --watch-cache=true"
+             --enable-aggregator-routing --watch-cache=true --event-ttl=24h"
         );
         if options.audit {
             fs::write(
