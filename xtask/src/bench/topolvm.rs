@@ -6,6 +6,7 @@
 
 mod audit;
 mod guest;
+mod ours;
 
 use std::path::Path;
 use std::process::Command;
@@ -37,8 +38,8 @@ const SINGLE: usize = 3;
 /// Volumes that are mounted while nothing happens.
 const MOUNTED: usize = 20;
 
-/// So long nothing happens.
-const IDLE: Duration = Duration::from_secs(180);
+/// So long nothing happens, in each round.
+const IDLE: Duration = Duration::from_secs(60);
 
 /// So long the API server is away.
 const AWAY: Duration = Duration::from_secs(90);
@@ -118,7 +119,7 @@ pub(super) fn run(lab: &Arc<Lab>, programs: &Programs) -> Result<Vec<Entry>> {
     peers::snapshots::install(&cache, &cluster)?;
     peers::topolvm::install(&cache, &cluster, Name::Present, Lvmd::Topolvm)?;
     let node = Node::prepare(&cluster)?;
-    install_ours(&cluster)?;
+    ours::install(&cluster)?;
     let bench = Bench { lab, cluster: &cluster, node };
     let mut entries = Vec::new();
     match bench.measure(&mut entries) {
@@ -130,37 +131,6 @@ pub(super) fn run(lab: &Arc<Lab>, programs: &Programs) -> Result<Vec<Entry>> {
             Err(error)
         }
     }
-}
-
-fn install_ours(cluster: &Cluster) -> Result<()> {
-    let step = progress::step("installing lvms by the former name");
-    deployed::manifests()?;
-    cluster.script(
-        "lvms crd --use-legacy true | kubectl apply --server-side -f -
-         kubectl apply --server-side -f deploy/legacy.yaml
-         for part in base admission operator-access single-node; do
-           kubectl apply --server-side -f deploy/$part.yaml
-         done
-         kubectl --namespace lvms-system rollout status deployment/lvms-single-node --timeout=15m",
-    )?;
-    for side in SIDES {
-        let driver = side.driver();
-        for kind in ["thick", "thin"] {
-            let class = serde_json::json!({
-                "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": side.class(kind)},
-                "provisioner": driver, "volumeBindingMode": "Immediate", "allowVolumeExpansion": true,
-                "parameters": {"csi.storage.k8s.io/fstype": "ext4", format!("{driver}/device-class"): kind},
-            });
-            cluster.apply(&class.to_string())?;
-        }
-        let class = serde_json::json!({
-            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotClass",
-            "metadata": {"name": side.class("snapshots")}, "driver": driver, "deletionPolicy": "Delete",
-        });
-        cluster.apply(&class.to_string())?;
-    }
-    step.done();
-    Ok(())
 }
 
 struct Bench<'a> {
@@ -197,6 +167,8 @@ impl Times {
 
 impl Bench<'_> {
     fn measure(&self, entries: &mut Vec<Entry>) -> Result<()> {
+        let roles = self.memory_of_roles()?;
+        ours::begin(self.cluster, &[ours::SINGLE_NODE])?;
         println!("{}", self.versions()?);
         for kind in ["thick", "thin"] {
             entries.extend(self.volumes(kind)?);
@@ -204,15 +176,7 @@ impl Bench<'_> {
         for kind in ["thick", "thin"] {
             entries.extend(self.costs(kind)?);
         }
-        entries.push(self.memory("RSS after the volumes' coming and going", Some(0.1))?);
-        entries.push(Entry::new(
-            "single-node: RSS",
-            "MiB",
-            &[self.node.rss(Side::Ours)?],
-            &[],
-            Some(AtMost(20.0)),
-        ));
-        entries.extend(self.idle()?);
+        entries.extend(self.idle(&roles)?);
         entries.extend(self.recovery()?);
         entries.push(self.warnings()?);
         let step = progress::step(format!("{CROWD} foreign pods, claims and volumes"));
@@ -324,28 +288,55 @@ impl Bench<'_> {
         self.cluster.kubectl(["--namespace", side.namespace()].iter().chain(&log))
     }
 
-    /// What volumes cost that nobody does anything with.
-    fn idle(&self) -> Result<Vec<Entry>> {
+    /// What all processes hold together where lvms has a part per node and two for the cluster, while volumes come and
+    /// go.
+    fn memory_of_roles(&self) -> Result<Vec<f64>> {
+        let step = progress::step("the memory of all roles together");
+        ours::begin(self.cluster, &ours::ROLES)?;
+        let mut held = Vec::new();
+        for _ in 0..ROUNDS {
+            for kind in ["thick", "thin"] {
+                self.claims(Side::Ours, kind, &["pod"])?;
+                self.claims(Side::Ours, kind, &["burst", &BURST.to_string()])?;
+            }
+            held.push(self.node.rss(Side::Ours)?);
+        }
+        ours::end(self.cluster, &ours::ROLES)?;
+        step.done();
+        Ok(held)
+    }
+
+    /// What volumes cost that nobody does anything with, and what memory is held then.
+    fn idle(&self, roles: &[f64]) -> Result<Vec<Entry>> {
         let count = MOUNTED.to_string();
         for side in SIDES {
             self.claims(side, "thick", &["--namespace", side.namespace(), "mount", &count])?;
         }
         let step = progress::step(format!("nothing happens, with {MOUNTED} mounted volumes of each"));
+        let (mut used, mut held, mut started) = <(Times, Times, Vec<f64>)>::default();
         let audit = Audit::begin()?;
-        let before = [self.node.processor_time(Side::Ours)?, self.node.processor_time(Side::Theirs)?];
-        std::thread::sleep(IDLE);
-        let after = [self.node.processor_time(Side::Ours)?, self.node.processor_time(Side::Theirs)?];
-        // To be counted costs a process time of its own.
-        let started = self.node.started(Side::Ours, || {
+        for _ in 0..ROUNDS {
+            let before = [self.node.processor_time(Side::Ours)?, self.node.processor_time(Side::Theirs)?];
             std::thread::sleep(IDLE);
-            Ok(())
-        })?;
+            let after = [self.node.processor_time(Side::Ours)?, self.node.processor_time(Side::Theirs)?];
+            for (side, (before, after)) in SIDES.into_iter().zip(before.into_iter().zip(after)) {
+                used.of(side).push(after - before);
+                held.of(side).push(self.node.rss(side)?);
+            }
+            // To be counted costs a process time of its own.
+            let seen = self.node.started(Side::Ours, || {
+                std::thread::sleep(IDLE);
+                Ok(())
+            })?;
+            started.push(seen.processes as f64);
+        }
         let written = audit.end()?;
         step.done();
         for side in SIDES {
             self.claims(side, "thick", &["--namespace", side.namespace(), "unmount", &count])?;
         }
-        let used = [after[0] - before[0], after[1] - before[1]];
+        // One in any round is one.
+        let most = started.into_iter().fold(0.0, f64::max);
         let writes = |side: Side| written.writes_but_leases_of(side.namespace()) as f64;
         let idle_writes = Entry::new(
             "idle: writes to the API but leases",
@@ -355,9 +346,19 @@ impl Bench<'_> {
             Some(AtMost(0.0)),
         );
         Ok(vec![
-            Entry::ratio("idle: processor time", &[used[0]], &[used[1]], Some(0.1)),
+            Entry::new(
+                "RSS after the volumes' coming and going",
+                "MiB",
+                &held.ours,
+                &held.theirs,
+                Some(AtMost(0.1)),
+            ),
+            Entry::new("single-node: RSS", "MiB", &held.ours, &[], Some(AtMost(20.0))),
+            Entry::new("all roles together: RSS, beside single-node's", "MiB", roles, &[], None)
+                .beside(super::median(&held.ours)),
+            Entry::ratio("idle: processor time", &used.ours, &used.theirs, Some(0.1)),
             idle_writes.beside(writes(Side::Theirs)),
-            Entry::new("idle: processes", "", &[started.processes as f64], &[], Some(AtMost(0.0))),
+            Entry::new("idle: processes", "", &[most], &[], Some(AtMost(0.0))),
         ])
     }
 
@@ -399,11 +400,6 @@ impl Bench<'_> {
         print!("{ours}");
         let count = |lines: &str| lines.lines().count() as f64;
         Ok(Entry::new("warnings", "", &[count(&ours)], &[], Some(AtMost(0.0))).beside(count(&theirs)))
-    }
-
-    fn memory(&self, name: &str, most: Option<f64>) -> Result<Entry> {
-        let (ours, theirs) = (self.node.rss(Side::Ours)?, self.node.rss(Side::Theirs)?);
-        Ok(Entry::new(name, "MiB", &[ours], &[theirs], most.map(AtMost)))
     }
 
     /// What the program that asks printed, as numbers.
