@@ -58,16 +58,15 @@ fn make_volume(cluster: &Cluster, name: &str) -> Result<String> {
     Ok(id)
 }
 
-/// Makes a PersistentVolume for an LV, and a claim for that.
-fn make_claim(stage: &Stage<'_>, name: &str, id: &str, mode: &str) -> Result<()> {
-    let node = &stage.cluster.nodes().first().context("a node")?.name;
+/// Makes a PersistentVolume for an LV of a node, and a claim for that.
+pub(super) fn make_claim(stage: &Stage<'_>, name: &str, id: &str, node: &str, mode: &str) -> Result<()> {
     let affinity = json!({"matchExpressions": [{"key": "topology.topolvm.io/node", "operator": "In", "values": [node]}]});
     let more = json!({
         "metadata": {"name": name, "annotations": {"pv.kubernetes.io/provisioned-by": DRIVER}},
         "spec": {
             "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "thick",
             "volumeMode": mode, "persistentVolumeReclaimPolicy": "Delete",
-            "csi": {"driver": DRIVER, "volumeHandle": id, "fsType": "ext4"},
+            "csi": {"driver": DRIVER, "volumeHandle": id, "fsType": "xfs"},
             "nodeAffinity": {"required": {"nodeSelectorTerms": [affinity]}},
         },
     });
@@ -87,8 +86,8 @@ fn volumes_made_by_hand_are_published_grown_and_removed(cluster: &Cluster) -> Re
             (make_volume(cluster, "by-hand-files")?, make_volume(cluster, "by-hand-device")?);
         // What nobody names goes when its object is deleted.
         cluster.kubectl(["delete", "logicalvolume", "by-hand-alone", "--wait=false"])?;
-        make_claim(stage, "files", &files, "Filesystem")?;
-        make_claim(stage, "device", &device, "Block")?;
+        make_claim(stage, "files", &files, node, "Filesystem")?;
+        make_claim(stage, "device", &device, node, "Block")?;
         stage.start_pod("files", "files", None)?;
         stage.start_block_pod("device", "device")?;
         let written = stage.run_in("files", WRITE)?;

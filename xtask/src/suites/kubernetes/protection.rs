@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::LVMS;
+use super::by_hand::make_claim;
 use crate::cluster::Cluster;
 use crate::deployed::{self, NAMESPACE};
 use crate::suites::cluster::Case;
@@ -112,12 +113,31 @@ fn a_logical_volume_deleted_by_hand_is_kept_while_a_volume_names_it(cluster: &Cl
     on_a_stage(cluster, &LVMS, "by-hand", "", |stage| {
         stage.claim("data", "thick", "1Gi")?;
         stage.start_pod("user", "data", None)?;
+        let written = stage.run_in("user", WRITE)?;
         let (volume, id, node) = made_for(stage, "data")?;
         cluster.kubectl(["delete", "logicalvolume", &volume, "--wait=false"])?;
         await_event(cluster, "default", &volume, "Retained", "names this volume")?;
         ensure!(has_lv(cluster, &node, &id)?, "the data is gone");
         stage.run_in("user", "sync; echo > /data/still-there")?;
+        stage.remove_pod("user")?;
+        stage.start_pod("next", "data", None)?;
+        ensure!(stage.run_in("next", READ)? == written, "the data has changed");
         Ok(())
+    })
+}
+
+/// Deletes a claim and its PersistentVolume, whose data is to be retained.
+fn forget(stage: &Stage<'_>, claim: &str, volume: &str) -> Result<()> {
+    let cluster = stage.cluster;
+    let retain = r#"{"spec": {"persistentVolumeReclaimPolicy": "Retain"}}"#;
+    cluster.kubectl(["patch", "pv", volume, "--patch", retain])?;
+    stage.kubectl(&["delete", "pvc", claim, "--wait=false"])?;
+    cluster.wait_for("the volume to be released", || {
+        Ok(cluster.get(["pv", volume])?["status"]["phase"] == "Released")
+    })?;
+    cluster.kubectl(["delete", "pv", volume, "--wait=false"])?;
+    cluster.wait_for("the PersistentVolume to be gone", || {
+        Ok(cluster.kubectl(["get", "pv", volume, "--ignore-not-found"])?.is_empty())
     })
 }
 
@@ -125,22 +145,20 @@ fn data_of_a_retained_volume_is_kept(cluster: &Cluster) -> Result<()> {
     on_a_stage(cluster, &LVMS, "retain", "", |stage| {
         stage.claim("data", "thick", "1Gi")?;
         stage.start_pod("user", "data", None)?;
+        let written = stage.run_in("user", WRITE)?;
         let (volume, id, node) = made_for(stage, "data")?;
-        let retain = r#"{"spec": {"persistentVolumeReclaimPolicy": "Retain"}}"#;
-        cluster.kubectl(["patch", "pv", &volume, "--patch", retain])?;
         stage.remove_pod("user")?;
-        stage.kubectl(&["delete", "pvc", "data", "--wait=false"])?;
-        cluster.wait_for("the volume to be released", || {
-            Ok(cluster.get(["pv", &volume])?["status"]["phase"] == "Released")
-        })?;
-        cluster.kubectl(["delete", "pv", &volume, "--wait=false"])?;
-        cluster.wait_for("the PersistentVolume to be gone", || {
-            Ok(cluster.kubectl(["get", "pv", &volume, "--ignore-not-found"])?.is_empty())
-        })?;
+        forget(stage, "data", &volume)?;
         ensure!(has_lv(cluster, &node, &id)?, "the data is gone");
         ensure!(cluster.get(["logicalvolume", &volume])?["status"]["volumeID"] == id.as_str());
         let told = "its data is kept until this object is deleted";
         await_event(cluster, "default", &volume, "Retained", told)?;
+        // Whoever wants it back names it by hand.
+        make_claim(stage, "again", &id, &node, "Filesystem")?;
+        stage.start_pod("again", "again", None)?;
+        ensure!(stage.run_in("again", READ)? == written, "the data has changed");
+        stage.remove_pod("again")?;
+        forget(stage, "again", "again")?;
         // Whoever wants it gone deletes the LogicalVolume, as with TopoLVM.
         cluster.kubectl(["delete", "logicalvolume", &volume, "--wait=false"])?;
         cluster.wait_for("the logical volume to be gone", || Ok(!has_lv(cluster, &node, &id)?))
