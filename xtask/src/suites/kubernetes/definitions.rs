@@ -5,11 +5,11 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::LVMS;
 use super::protection::{has_lv, made_for};
 use super::scenarios::{READ, WRITE, await_capacity, volume_of};
+use super::{LVMS, await_ready};
 use crate::cache::Cache;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Node};
 use crate::deployed::{self, NAMESPACE};
 use crate::peers;
 use crate::suites::cluster::Case;
@@ -59,12 +59,12 @@ fn volumes_live_under_the_definition_of_topolvm_and_under_ours_again(cluster: &C
             ensure!(!can_be_selected(cluster)?, "TopoLVM's definition is not in force");
             // The API server ends watches a moment after the definition has changed.
             for node in cluster.nodes() {
-                let pod = deployed::pod_on(cluster, node)?;
-                cluster.wait_for(&format!("{} to read all LogicalVolumes", node.name), || {
-                    let log = cluster.kubectl(["--namespace", NAMESPACE, "logs", &pod])?;
-                    Ok(log.contains("cannot be selected by their node"))
-                })?;
+                await_reads_all(cluster, node)?;
             }
+            // One that begins under it has never been told of any by its node.
+            let of_before = stage.node_of("before")?;
+            let node = cluster.nodes().iter().find(|node| node.name == of_before);
+            begin_again(cluster, node.context("an unknown node")?)?;
             live(stage, "theirs", "2Gi")
         })();
         let theirs = watches()?.len();
@@ -83,6 +83,24 @@ fn volumes_live_under_the_definition_of_topolvm_and_under_ours_again(cluster: &C
         ensure!(stage.run_in("before", READ)? == written, "the data has changed");
         Ok(())
     })
+}
+
+/// Waits until a node has said that it reads all LogicalVolumes.
+fn await_reads_all(cluster: &Cluster, node: &Node) -> Result<()> {
+    let pod = deployed::pod_on(cluster, node)?;
+    cluster.wait_for(&format!("{} to read all LogicalVolumes", node.name), || {
+        let log = cluster.kubectl(["--namespace", NAMESPACE, "logs", &pod])?;
+        Ok(log.contains("cannot be selected by their node"))
+    })
+}
+
+/// Kills the pod of lvms on a node; the next one has to read all LogicalVolumes from its start.
+fn begin_again(cluster: &Cluster, node: &Node) -> Result<()> {
+    let pod = deployed::pod_on(cluster, node)?;
+    cluster.kubectl(["--namespace", NAMESPACE, "delete", "pod", &pod, "--force", "--grace-period=0"])?;
+    cluster.wait_for("a new pod of lvms", || Ok(deployed::pod_on(cluster, node)? != pod))?;
+    await_reads_all(cluster, node)?;
+    await_ready(cluster, &deployed::pod_on(cluster, node)?)
 }
 
 /// The addresses by which LogicalVolumes were watched so far, with success.
