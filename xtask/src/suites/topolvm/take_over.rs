@@ -2,13 +2,14 @@
 //! `docs/migrate-from-topolvm.md`.
 
 mod page;
+mod states;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use anyhow::{Context, Result, bail, ensure};
 use lab_protocol::disk::GIB;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use self::page::Page;
 use super::{collect_logs, space};
@@ -41,18 +42,25 @@ pub(super) fn run(cluster: &Cluster, name: Name) -> Result<()> {
         let live = test.begin()?;
         test.lvms_waits()?;
         test.is_undisturbed(&live)?;
-        test.nobody()?;
+        test.without_a_loss(|| test.nobody())?;
         test.change_what_nobody_acts_on()?;
-        test.lvms()?;
-        test.is_undisturbed(&live)?;
-        test.states_were_taken_over()?;
+        test.without_a_loss(|| {
+            test.lvms()?;
+            test.is_undisturbed(&live)
+        })?;
+        test.states_were_taken_over(&live)?;
         test.lvms_goes_on()?;
-        test.topolvm()?;
-        test.is_undisturbed(&live)?;
+        test.clear_the_way_back()?;
+        test.without_a_loss(|| {
+            test.topolvm()?;
+            test.is_undisturbed(&live)
+        })?;
         test.topolvm_goes_on()?;
-        test.nobody()?;
-        test.lvms()?;
-        test.is_undisturbed(&live)?;
+        test.without_a_loss(|| {
+            test.nobody()?;
+            test.lvms()?;
+            test.is_undisturbed(&live)
+        })?;
         test.grows("thick", "4Gi", 4 * GIB)
     })
 }
@@ -70,6 +78,8 @@ struct Live {
     pods: BTreeMap<String, String>,
     /// What the node has mounted for them.
     mounts: BTreeSet<String>,
+    /// What is in the volume whose class will be gone.
+    stray: String,
 }
 
 impl Test<'_> {
@@ -83,7 +93,7 @@ impl Test<'_> {
         stage.block_claim("block", THICK, "1Gi")?;
         stage.make_block_pod("block", "block")?;
         // Not mounted later: its pod goes.
-        for claim in ["idle", "going"] {
+        for claim in ["idle", "going", "stray"] {
             stage.claim(claim, THICK, "1Gi")?;
             stage.make_pod(claim, claim, None)?;
         }
@@ -92,13 +102,14 @@ impl Test<'_> {
             stage.run_in(claim, WRITE)?;
             stage.run_in(claim, APPEND)?;
         }
-        for pod in ["block", "idle", "going"] {
+        for pod in ["block", "idle", "going", "stray"] {
             stage.await_pod(pod)?;
         }
+        let stray = stage.run_in("stray", WRITE)?;
         stage.run_in("block", "echo precious >/dev/data && sync")?;
         stage.snapshot("before", "thin", THIN)?;
         self.stage.await_snapshot("before")?;
-        for pod in ["idle", "going"] {
+        for pod in ["idle", "going", "stray"] {
             stage.remove_pod(pod)?;
         }
         let pods = ["thick", "thin", "block"];
@@ -106,7 +117,7 @@ impl Test<'_> {
         let pods = pods.into_iter().map(uid).collect::<Result<BTreeMap<_, _>>>()?;
         let mounts = self.mounts()?;
         ensure!(mounts.len() >= pods.len(), "for {} pods the node has mounted {mounts:?}", pods.len());
-        Ok(Live { pods, mounts })
+        Ok(Live { pods, mounts, stray })
     }
 
     /// What the node has mounted for this driver.
@@ -158,8 +169,8 @@ impl Test<'_> {
         Ok(())
     }
 
-    /// The page's way back.
-    fn topolvm(&self) -> Result<()> {
+    /// What stands in the way back is listed and mended, as the page says.
+    fn clear_the_way_back(&self) -> Result<()> {
         // Each kind of what stands in the way is listed, and what is listed can be mended.
         let first = [&self.page.take_over[..1], &self.page.roll_back[..1]].concat();
         let Err(listed) = self.follow(&first) else { bail!("a thick snapshot does not stand in the way") };
@@ -169,9 +180,51 @@ impl Test<'_> {
         self.cluster.wait_for("the list to be empty", || {
             ensure!(self.follow(&first)?.contains("TopoLVM can go on"), "it is not");
             Ok(true)
-        })?;
+        })
+    }
+
+    /// The rest of it. What lvms has published vanishes with its Deployment.
+    fn topolvm(&self) -> Result<()> {
         let blocks = [&self.page.take_over[..1], &["replicas=1".to_owned()], &self.page.roll_back[1..]];
-        self.follow(&blocks.concat()).map(drop)
+        self.follow(&blocks.concat())?;
+        self.cluster.wait_for("what lvms has published to be gone", || {
+            let publishers = self.publishers()?;
+            ensure!(!publishers.contains("lvms"), "capacities are by {publishers:?}");
+            Ok(true)
+        })
+    }
+
+    /// Who has published what this driver's nodes have.
+    fn publishers(&self) -> Result<BTreeSet<String>> {
+        let driver = format!("--selector=csi.storage.k8s.io/drivername={}", self.name.driver());
+        let managers = "--output=jsonpath={.items[*].metadata.labels.csi\\.storage\\.k8s\\.io/managed-by}";
+        let kind = ["get", "csistoragecapacities", "--all-namespaces"];
+        let managers = self.cluster.kubectl(kind.into_iter().chain([driver.as_str(), managers]))?;
+        Ok(managers.split_whitespace().map(str::to_owned).collect())
+    }
+
+    /// Changes hands. Whatever somebody wanted before is there afterwards, and is no other object.
+    fn without_a_loss(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
+        let before = self.wanted()?;
+        change()?;
+        let now = self.wanted()?;
+        let lost: Vec<_> = before.difference(&now).collect();
+        ensure!(lost.is_empty(), "not there any more: {lost:?}");
+        Ok(())
+    }
+
+    /// Volumes, claims, LogicalVolumes and snapshots that nobody has deleted, with their uids.
+    fn wanted(&self) -> Result<BTreeSet<String>> {
+        let kinds = format!("pv,pvc,{},volumesnapshotcontents", self.kind());
+        let list = self.cluster.get([kinds.as_str(), "--all-namespaces"])?;
+        let all = list["items"].as_array().context("a list has items")?.iter().filter(|object| {
+            // The volume of a deleted claim is not deleted itself before its data is gone.
+            object["metadata"]["deletionTimestamp"].is_null() && object["status"]["phase"] != "Released"
+        });
+        let name = |object: &Value| {
+            format!("{} {} {}", object["kind"], object["metadata"]["name"], object["metadata"]["uid"])
+        };
+        Ok(all.map(name).collect())
     }
 
     /// Runs blocks of the page, in one shell.
@@ -211,103 +264,6 @@ impl Test<'_> {
         let gap = log.lines().zip(1..).find(|(line, number)| line.parse() != Ok::<usize, _>(*number));
         ensure!(gap.is_none(), "{pod} has written {gap:?}");
         Ok(log.lines().count())
-    }
-
-    /// What a predecessor may leave behind (its own states, and what people do while nobody acts).
-    fn change_what_nobody_acts_on(&self) -> Result<()> {
-        let stage = self.stage;
-        let kind = self.kind();
-        // Its size was not told yet, as with a very old TopoLVM; and it is asked to be smaller than it is.
-        let idle = self.volume_of("idle")?;
-        self.patch(&idle, &json!({"status": {"currentSize": null}}), true)?;
-        let block = self.volume_of("block")?;
-        self.patch(&block, &json!({"spec": {"size": "512Mi"}}), false)?;
-        // A mark of ours is missing, and is not missed.
-        let thick = self.volume_of("thick")?;
-        self.cluster.kubectl(["label", &kind, &thick, "app.kubernetes.io/created-by-"])?;
-        // Half deleted: the claim, and its LogicalVolume before its PersistentVolume.
-        let going = self.volume_of("going")?;
-        stage.kubectl(&["delete", "pvc", "going", "--wait=false"])?;
-        self.cluster.wait_for("the volume of a deleted claim to be released", || {
-            Ok(self.cluster.get(["pv", &going])?["status"]["phase"] == "Released")
-        })?;
-        self.cluster.kubectl(["delete", &kind, &going, "--wait=false"])?;
-        // A finalizer of long ago.
-        let old = json!({"metadata": {"finalizers": ["kubernetes.io/pvc-protection", format!("{}/pvc", self.name.driver())]}});
-        stage.kubectl(&["patch", "pvc", "idle", "--type=merge", "--patch", &old.to_string()])?;
-        // Refused before; of a node that has left; of a class that there is not.
-        let node = &self.cluster.nodes()[0].name;
-        for (name, class, annotations) in [
-            ("refused", "thick", json!({})),
-            ("left", "thick", json!({format!("{}/pendingdeletion", self.name.driver()): "true"})),
-            ("classless", "gone", json!({})),
-        ] {
-            let object = json!({
-                "apiVersion": format!("{}/v1", self.name.driver()), "kind": "LogicalVolume",
-                "metadata": {"name": name, "annotations": annotations},
-                "spec": {"name": name, "nodeName": node, "size": "1Gi", "deviceClass": class},
-            });
-            self.cluster.apply(&object.to_string())?;
-        }
-        self.patch("refused", &json!({"status": {"code": 8, "message": "no room"}}), true)?;
-        // Wanted meanwhile: a volume, and growth.
-        stage.claim("meanwhile", THICK, "1Gi")?;
-        stage.make_pod("meanwhile", "meanwhile", None)?;
-        stage.grow("thick", "2Gi")
-    }
-
-    fn states_were_taken_over(&self) -> Result<()> {
-        let (stage, kind) = (self.stage, self.kind());
-        let wait = |what: &str, holds: &dyn Fn() -> Result<bool>| self.cluster.wait_for(what, holds);
-        stage.await_pod("meanwhile")?;
-        wait("the growth that was wanted meanwhile", &|| self.has_grown("thick", "2Gi", 2 * GIB))?;
-        let volume = |claim: &str| self.cluster.get([kind.as_str(), &self.volume_of(claim)?]);
-        wait("a missing size to be told", &|| Ok(volume("idle")?["status"]["currentSize"] == "1Gi"))?;
-        wait("what TopoLVM has published to be replaced", &|| {
-            let driver = format!("--selector=csi.storage.k8s.io/drivername={}", self.name.driver());
-            let managers =
-                "--output=jsonpath={.items[*].metadata.labels.csi\\.storage\\.k8s\\.io/managed-by}";
-            let kind = ["get", "csistoragecapacities", "--all-namespaces"];
-            let managers = self.cluster.kubectl(kind.into_iter().chain([driver.as_str(), managers]))?;
-            ensure!(managers.split_whitespace().all(|manager| manager == "lvms"), "it is by {managers}");
-            Ok(!managers.is_empty())
-        })?;
-        wait("an old finalizer to be gone", &|| {
-            let claim = stage.get("pvc", "idle")?;
-            Ok(claim["metadata"]["finalizers"] == json!(["kubernetes.io/pvc-protection"]))
-        })?;
-        wait("what was half deleted to be gone", &|| {
-            let of = |kind: &str| self.cluster.kubectl(["get", kind, "--output=name"]);
-            let claims = stage.kubectl(&["get", "pvc", "--output=name"])?;
-            let bound = claims.lines().count();
-            Ok(of("pv")?.lines().count() == bound && !claims.contains("going"))
-        })?;
-        // A size that was lowered lowers nothing.
-        let block = volume("block")?;
-        ensure!(
-            block["status"]["currentSize"] == "1Gi" && block["status"]["code"].is_null(),
-            "{}",
-            block["status"]
-        );
-        let volumes: BTreeSet<String> = lvs(self.cluster)?;
-        for (name, code) in [("refused", json!(8)), ("left", Value::Null)] {
-            let object = self.cluster.get([kind.as_str(), name])?;
-            ensure!(object["status"]["code"] == code, "{name} has {}", object["status"]);
-            ensure!(!volumes.contains(&text(&object["metadata"]["uid"])?), "an LV was made for {name}");
-        }
-        wait("a class that there is not to be told", &|| {
-            let events =
-                ["--field-selector=involvedObject.name=classless", "--output=jsonpath={.items[*].message}"];
-            let told = self.cluster.kubectl(["get", "events"].iter().chain(&events))?;
-            ensure!(told.contains("gone"), "it says {told:?}");
-            Ok(true)
-        })?;
-        // What nothing names can be deleted in any state.
-        for name in ["refused", "classless"] {
-            self.cluster.kubectl(["delete", kind.as_str(), name, "--wait"])?;
-        }
-        self.cluster.kubectl(["delete", kind.as_str(), "left", "--wait=false"])?;
-        Ok(())
     }
 
     /// Old volumes are lvms' own.
