@@ -133,7 +133,11 @@ pub(crate) fn install(cluster: &Cluster, shape: Shape) -> Result<()> {
         let published = cluster.get(["--namespace", NAMESPACE, "csistoragecapacities"])?;
         let published = published["items"].as_array().context("no list of capacities")?;
         let of = |class: &str| published.iter().filter(|one| one["storageClassName"] == class).count();
-        Ok(["thick", "dc2", "thin", "default"].iter().all(|class| of(class) == cluster.nodes().len()))
+        // Nodes are told a moment later.
+        let nodes = space(cluster)?;
+        let told = |node: &Node| nodes.contains_key(&format!("{} told of thin", node.name));
+        Ok(["thick", "dc2", "thin", "default"].iter().all(|class| of(class) == cluster.nodes().len())
+            && cluster.nodes().iter().all(told))
     })?;
     step.done();
     Ok(())
