@@ -45,7 +45,7 @@ pub(crate) struct Options {
     pub(crate) nodes: u8,
     /// Feature gates, as `Name=true`, for all programs.
     pub(crate) feature_gates: Vec<String>,
-    /// Whether every change that the API is asked for is written to `audit.log`, and who watches LogicalVolumes.
+    /// Whether every change that the API is asked for is written to `audit.log`, and what lvms watches.
     pub(crate) audit: bool,
     /// Container images that nodes get beside the lab's own, by file name in `/opt/lab/images`.
     pub(crate) images: Vec<String>,

@@ -88,7 +88,7 @@ impl ControlPlane {
             fs::write(
                 "audit-policy.json",
                 r#"{"apiVersion":"audit.k8s.io/v1","kind":"Policy","rules":[
-                    {"level":"Metadata","verbs":["watch"],"resources":[{"group":"topolvm.io","resources":["logicalvolumes"]}]},
+                    {"level":"Metadata","verbs":["watch"],"userGroups":["system:serviceaccounts:lvms-system"]},
                     {"level":"None","verbs":["get","list","watch"]},{"level":"Metadata"}]}"#,
             )?;
             apiserver +=

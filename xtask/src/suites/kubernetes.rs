@@ -95,12 +95,7 @@ pub(crate) fn run(
         // with more room.
         let feature_gates =
             ["CSIVolumeHealth=true", "StorageCapacityScoring=true"].map(str::to_owned).to_vec();
-        let options = Options {
-            images: images.clone(),
-            feature_gates,
-            audit: shape == Shape::Roles,
-            ..Options::nodes(nodes)
-        };
+        let options = Options { images: images.clone(), feature_gates, audit: true, ..Options::nodes(nodes) };
         let suite = InOneCluster { suite: Suite::Kubernetes, part, options, cases };
         suite.run(lab, programs, choice, results, |cluster| {
             definitions::prepare(cache)?;

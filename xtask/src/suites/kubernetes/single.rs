@@ -1,17 +1,28 @@
 //! `lvms single-node`: one process for a whole cluster.
 
+use std::collections::BTreeMap;
+use std::fs;
+
 use anyhow::{Context, Result, ensure};
 use lab_protocol::disk::GIB;
+use serde_json::Value;
 
 use super::LVMS;
+use super::protection::made_for;
 use crate::cluster::Cluster;
 use crate::deployed::{self, CONFIGURATION, CONFIGURATION_FILE, CONTROLLER_SOCKET, NODE_SOCKET};
 use crate::suites::cluster::Case;
 use crate::suites::sanity::{Target, Volumes, sanity};
 use crate::suites::stage::{on_a_stage, returning_all_space};
+use crate::workspace;
 
 pub(super) const CASES: &[Case] = &[
     Case::One("one_process_serves_a_whole_cluster", one_process_serves_a_whole_cluster),
+    Case::One(
+        "one_process_watches_each_kind_once_and_keeps_no_lease",
+        one_process_watches_each_kind_once_and_keeps_no_lease,
+    ),
+    Case::One("lvmd_s_protocol_is_served_as_the_page_says", lvmd_s_protocol_is_served_as_the_page_says),
     Case::One(
         "a_wrong_configuration_at_the_start_is_lived_with",
         a_wrong_configuration_at_the_start_is_lived_with,
@@ -53,6 +64,86 @@ fn one_process_serves_a_whole_cluster(cluster: &Cluster) -> Result<()> {
         })?;
         ensure!(stage.run_in("user", "sha256sum /data/now")? == written, "the file has changed");
         Ok(())
+    })
+}
+
+/// What is being watched by our account, kind by kind, with the addresses.
+fn watched() -> Result<BTreeMap<String, Vec<String>>> {
+    let log = fs::read_to_string("audit.log")?;
+    let account = format!("system:serviceaccount:{}:lvms-single-node", deployed::NAMESPACE);
+    let mut open: BTreeMap<String, Value> = BTreeMap::new();
+    for line in log.lines().filter(|line| line.contains("\"watch\"") && line.contains(&account)) {
+        let Ok(request) = serde_json::from_str::<Value>(line) else { continue };
+        let id = request["auditID"].as_str().unwrap_or_default().to_owned();
+        let begun = request["stage"] == "ResponseStarted" && request["responseStatus"]["code"] == 200;
+        if request["verb"] == "watch" && request["user"]["username"] == account.as_str() && begun {
+            open.insert(id, request);
+        } else if request["stage"] == "ResponseComplete" || request["stage"] == "Panic" {
+            open.remove(&id);
+        }
+    }
+    let mut watched: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for request in open.values() {
+        let part = |part: &Value| part.as_str().unwrap_or_default().to_owned();
+        let kind = part(&request["objectRef"]["resource"]);
+        watched.entry(kind).or_default().push(part(&request["requestURI"]));
+    }
+    Ok(watched)
+}
+
+fn one_process_watches_each_kind_once_and_keeps_no_lease(cluster: &Cluster) -> Result<()> {
+    // One that the API server has ended is told of a moment before or after the next has begun.
+    cluster.wait_for("each kind to be watched once", || {
+        let watched = watched()?;
+        for kind in ["logicalvolumes", "lvmnodes", "nodes", "persistentvolumeclaims", "persistentvolumes"] {
+            ensure!(watched.contains_key(kind), "{kind} are not among {:?}", watched.keys());
+        }
+        let twice: Vec<_> = watched.values().filter(|addresses| addresses.len() > 1).collect();
+        ensure!(twice.is_empty(), "watched more than once is {twice:?}");
+        Ok(true)
+    })?;
+    let leases = cluster.kubectl(["--namespace", deployed::NAMESPACE, "get", "leases", "--output=name"])?;
+    ensure!(leases.is_empty(), "one process needs no lease, and there is {leases}");
+    Ok(())
+}
+
+/// What `docs/kubernetes.md` has to be added to a pod, as a patch of ours.
+fn recipe() -> Result<String> {
+    let page = fs::read_to_string(workspace::directory().join("docs/kubernetes.md"))?;
+    let section = page.split_once("## lvmd's protocol").map(|(_, section)| section);
+    let block = section.and_then(|section| section.split("```").nth(1)?.strip_prefix("yaml\n"));
+    let block = block.context("the page has no recipe for lvmd's protocol")?;
+    let args = format!("args: [single-node, --csi-socket={CONTROLLER_SOCKET}, ");
+    let ours = block.replace("args: [vgmanager, ", &args);
+    ensure!(ours != block, "the recipe has changed: {block}");
+    Ok(format!("spec:\n  template:\n    spec:\n      containers:\n      - name: lvms\n{ours}"))
+}
+
+fn lvmd_s_protocol_is_served_as_the_page_says(cluster: &Cluster) -> Result<()> {
+    let guest = &cluster.nodes().first().context("a node")?.guest;
+    let deployment = |act: &[&str]| -> Result<()> {
+        let namespace = ["--namespace", deployed::NAMESPACE];
+        cluster.kubectl(namespace.iter().chain(act).chain(&["deployment/lvms-single-node"]))?;
+        let status = ["rollout", "status", "deployment/lvms-single-node", "--timeout=5m"];
+        cluster.kubectl(namespace.iter().chain(&status)).map(drop)
+    };
+    on_a_stage(cluster, &LVMS, "lvmd", "", |stage| {
+        stage.claim("data", "immediate", "1Gi")?;
+        stage.await_bound("data")?;
+        let (_, id, _) = made_for(stage, "data")?;
+        let served = deployment(&["patch", "--patch", &recipe()?]).and_then(|()| {
+            let ask = "/opt/lab/bin/lab-csi lvmd /run/topolvm/lvmd.sock dc1";
+            cluster.wait_for("the volume to be told by lvmd's protocol", || {
+                let names = guest.script(ask).run()?.text();
+                ensure!(names.lines().any(|name| name == id), "of {id} it is told {names}");
+                Ok(true)
+            })?;
+            let nobody = guest.script(&format!("setpriv --reuid=65534 --clear-groups {ask}"));
+            ensure!(nobody.run().is_err(), "anybody is answered");
+            Ok(())
+        });
+        deployment(&["rollout", "undo"])?;
+        served
     })
 }
 
