@@ -17,9 +17,10 @@ use crate::process;
 
 type Case = (&'static str, fn() -> Result<()>);
 
-pub(super) const CASES: [Case; 3] = [
+pub(super) const CASES: [Case; 4] = [
     ("of_two_labs_with_equal_names_one_is_killed_and_the_other_goes_on", two_labs),
     ("wrong_input_gets_one_line_that_says_what_to_do", wrong_input),
+    ("the_demo_of_one_host_does_what_it_tells", demo),
     ("tests_run_in_emulated_guests_with_the_release_s_kernel", emulated),
 ];
 
@@ -37,6 +38,16 @@ fn emulated() -> Result<()> {
     ensure!(output.status.success(), "{told}{said}");
     ensure!(told.contains("guests run with emulation"), "guests are not emulated: {told}");
     ensure!(said.contains("passed, 0 failed") && !said.contains("\n0 passed"), "no test has run: {said}");
+    Ok(())
+}
+
+fn demo() -> Result<()> {
+    let output = this(&["demo", "--standalone"])?.output()?;
+    let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "{told}{said}");
+    // What is read from the snapshot is what was written before it.
+    let last = ["then: Dear diary", "Everything is removed again", "That was lvms without Kubernetes"];
+    ensure!(last.iter().all(|words| said.contains(words)), "it has not told all: {said}");
     Ok(())
 }
 
