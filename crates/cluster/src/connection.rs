@@ -6,6 +6,8 @@ use std::time::Duration;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
+use crate::store::WATCH;
+
 /// The way to the API server.
 #[derive(Clone)]
 pub struct Connection {
@@ -20,8 +22,9 @@ pub struct Connection {
 /// A request that was not answered after so long was not heard.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// A watch that was silent for so long has lost its server: the server itself ends each sooner.
-const SILENCE: Duration = Duration::from_secs(270);
+/// A watch that was silent for so long has lost its server, which may have died without a word: the server itself ends
+/// each sooner.
+const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 15);
 
 /// A server that cannot be reached after so long is not there.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -43,7 +46,7 @@ pub enum NoConnection {
 impl Connection {
     /// As a file says, or a pod's service account, or a person's own configuration.
     pub async fn open(kubeconfig: Option<&Path>) -> Result<Connection, NoConnection> {
-        let mut config = match kubeconfig {
+        let config = match kubeconfig {
             Some(path) => {
                 let wrong = |error| NoConnection::Kubeconfig(path.display().to_string(), error);
                 let file = Kubeconfig::read_from(path).map_err(wrong)?;
@@ -51,7 +54,13 @@ impl Connection {
             }
             None => Config::infer().await.map_err(NoConnection::Infer)?,
         };
+        Connection::by(config)
+    }
+
+    fn by(mut config: Config) -> Result<Connection, NoConnection> {
         config.connect_timeout = Some(CONNECT);
+        // The client would ask a busy server again for minutes, and nobody could tell: who asks knows when to ask again.
+        config.default_retry = false;
         let namespace = config.default_namespace.clone();
         config.reset_reader_on_write = true;
         config.read_timeout = Some(SILENCE);
@@ -60,5 +69,44 @@ impl Connection {
         config.write_timeout = Some(ANSWER);
         let client = Client::try_from(config).map_err(NoConnection::Client)?;
         Ok(Connection { client, watching, namespace })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use kube::{Api, Error};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::slim::Node;
+
+    #[tokio::test]
+    async fn a_server_that_is_too_busy_is_asked_once_and_whoever_asks_is_told() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&requests);
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") {
+                    stream.read_buf(&mut request).await.unwrap();
+                }
+                counted.fetch_add(1, Ordering::SeqCst);
+                let answer =
+                    "HTTP/1.1 503 x\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        let connection = Connection::by(Config::new(url.parse().unwrap())).unwrap();
+        for (number, client) in [connection.client, connection.watching].into_iter().enumerate() {
+            let answer = Api::<Node>::all(client).get("n").await;
+            assert!(matches!(answer, Err(Error::Api(status)) if status.code == 503));
+            assert_eq!(requests.load(Ordering::SeqCst), number + 1);
+        }
     }
 }

@@ -85,8 +85,9 @@ const GONE: usize = 512;
 /// Objects per answer: what is read at once is in memory at once.
 const PAGE: u32 = 100;
 
-/// So many seconds a watch lasts before it is begun anew.
-const WATCH: u32 = 240;
+/// So many seconds a watch lasts before it is begun anew, from where it was. A server that dies without a word is missed
+/// soon after.
+pub(crate) const WATCH: u32 = 60;
 
 /// How a kind is watched.
 pub fn config() -> Config {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
@@ -69,23 +68,21 @@ async fn can_be_selected(api: &Api<LogicalVolume>, client: &Client, personality:
 
 /// Ends when somebody has changed the definition of LogicalVolumes.
 async fn definition_changed(client: Client, personality: Personality) {
-    let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
     let name = format!("{}.{}", LogicalVolume::plural(&personality), personality.driver());
-    let mut definitions = std::pin::pin!(watcher::watch_object(api, &name));
-    let mut first = None;
-    while let Some(definition) = definitions.next().await {
-        match definition {
-            Ok(definition) => {
-                let generation = definition.and_then(|definition| definition.metadata.generation);
-                if *first.get_or_insert(generation) != generation {
-                    return;
-                }
-            }
-            Err(error) => {
-                tracing::debug!(error = %store::chain(&error), "the definition of LogicalVolumes cannot be watched");
-                tokio::time::sleep(Duration::from_secs(30)).await;
-            }
-        }
+    let definitions: Arc<Store<PartialObjectMeta<CustomResourceDefinition>>> = Arc::default();
+    let config = store::config().fields(&format!("metadata.name={name}"));
+    let follow = Arc::clone(&definitions).follow(Api::all(client), config, Box::new(|_| true));
+    let changed = async {
+        let generation = |definitions: &Store<PartialObjectMeta<CustomResourceDefinition>>| {
+            definitions.named(&name).and_then(|definition| definition.metadata.generation)
+        };
+        definitions.complete().await;
+        let first = generation(&definitions);
+        definitions.until(|definitions| (generation(definitions) != first).then_some(())).await;
+    };
+    tokio::select! {
+        () = follow => {}
+        () = changed => {}
     }
 }
 

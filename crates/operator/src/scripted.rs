@@ -30,7 +30,10 @@ pub(crate) async fn context(
             tokio::spawn(serve(stream, Arc::clone(&answer), Arc::clone(&noted)));
         }
     });
-    let client = Client::try_from(Config::new(format!("http://{address}").parse().unwrap())).unwrap();
+    let mut config = Config::new(format!("http://{address}").parse().unwrap());
+    // As in a connection of ours.
+    config.default_retry = false;
+    let client = Client::try_from(config).unwrap();
     let context = Context {
         personality: Personality::Topolvm,
         client: client.clone(),
