@@ -72,6 +72,15 @@ struct Known<K> {
     gone: VecDeque<String>,
 }
 
+impl<K> Known<K> {
+    fn end(&mut self, uid: Option<&str>) {
+        self.gone.extend(uid.map(str::to_owned));
+        while self.gone.len() > GONE {
+            self.gone.pop_front();
+        }
+    }
+}
+
 /// What makes an object ours. It may take from the object what nobody reads.
 pub type Keep<K> = Box<dyn Fn(&mut K) -> bool + Send + Sync>;
 
@@ -210,9 +219,20 @@ where
         {
             return key;
         }
-        let before = known.objects.insert(key.clone(), Arc::clone(&object));
-        drop(known);
-        self.tell(before.as_ref(), Some(&object));
+        let former = known.objects.insert(key.clone(), Arc::clone(&object));
+        match former {
+            // Another one of its name: a list tells of neither the end nor the beginning.
+            Some(former) if former.meta().uid != object.meta().uid => {
+                known.end(former.meta().uid.as_deref());
+                drop(known);
+                self.tell(Some(&former), None);
+                self.tell(None, Some(&object));
+            }
+            former => {
+                drop(known);
+                self.tell(former.as_ref(), Some(&object));
+            }
+        }
         key
     }
 
@@ -227,10 +247,7 @@ where
     /// One that is gone.
     fn end(&self, key: &Key, uid: Option<&str>) {
         let mut known = lock(&self.shared.known);
-        known.gone.extend(uid.map(str::to_owned));
-        while known.gone.len() > GONE {
-            known.gone.pop_front();
-        }
+        known.end(uid);
         // Another one may have its name by now.
         let is_it = known.objects.get(key).is_some_and(|present| present.meta().uid.as_deref() == uid);
         let before = if is_it { known.objects.remove(key) } else { None };
@@ -439,6 +456,28 @@ mod tests {
         store.answered(again);
         fed(&store, vec![Ok(Event::Delete(node("a", "6")))]).await;
         assert_eq!(names(&store), ["a"]);
+    }
+
+    #[tokio::test]
+    async fn what_was_replaced_while_nobody_watched_is_told_as_an_end_and_a_beginning() {
+        let store = Store::default();
+        fed(&store, vec![Ok(Event::Apply(node("a", "1")))]).await;
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let telling = Arc::clone(&told);
+        store.listen(move |before: Option<&Arc<Node>>, now: Option<&Arc<Node>>| {
+            let uid = |node: Option<&Arc<Node>>| node.and_then(|node| node.metadata.uid.clone());
+            lock(&telling).push((uid(before), uid(now)));
+        });
+        lock(&told).clear();
+        let mut again = node("a", "9");
+        again.metadata.uid = Some("another".into());
+        let list = vec![Ok(Event::Init), Ok(Event::InitApply(again)), Ok(Event::InitDone)];
+        fed(&store, list).await;
+        let (former, another) = (Some("a".to_owned()), Some("another".to_owned()));
+        assert_eq!(*lock(&told), [(former, None), (None, another.clone())]);
+        // What was asked of the former one is answered late.
+        store.answered(node("a", "5"));
+        assert_eq!(store.named("a").unwrap().metadata.uid, another);
     }
 
     #[tokio::test]
