@@ -75,7 +75,7 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use kube::{Api, Error};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -88,25 +88,31 @@ mod tests {
     async fn a_server_that_is_too_busy_is_asked_once_and_whoever_asks_is_told() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let requests = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&requests);
+        let busy = Arc::new(AtomicBool::new(true));
+        let is_busy = Arc::clone(&busy);
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let mut request = Vec::new();
                 while !request.ends_with(b"\r\n\r\n") {
                     stream.read_buf(&mut request).await.unwrap();
                 }
-                counted.fetch_add(1, Ordering::SeqCst);
-                let answer =
-                    "HTTP/1.1 503 x\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
-                stream.write_all(answer.as_bytes()).await.unwrap();
+                let (status, body) = if is_busy.swap(false, Ordering::SeqCst) {
+                    ("503 x\r\nretry-after: 1", "")
+                } else {
+                    ("200 x", r#"{"metadata": {"name": "n"}}"#)
+                };
+                let head =
+                    format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}", body.len());
+                stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).await.unwrap();
             }
         });
         let connection = Connection::by(Config::new(url.parse().unwrap())).unwrap();
-        for (number, client) in [connection.client, connection.watching].into_iter().enumerate() {
-            let answer = Api::<Node>::all(client).get("n").await;
-            assert!(matches!(answer, Err(Error::Api(status)) if status.code == 503));
-            assert_eq!(requests.load(Ordering::SeqCst), number + 1);
+        for client in [connection.client, connection.watching] {
+            busy.store(true, Ordering::SeqCst);
+            let nodes: Api<Node> = Api::all(client);
+            let answer = nodes.get("n").await;
+            assert!(matches!(&answer, Err(Error::Api(status)) if status.code == 503), "{answer:?}");
+            assert_eq!(nodes.get("n").await.unwrap().metadata.name.as_deref(), Some("n"));
         }
     }
 }
