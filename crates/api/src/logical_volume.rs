@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube_core::{Resource, TypeMeta};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::names::{ADOPTS, NODE, ORPHANED, RELEASED, UNUSED};
 use crate::{Personality, Quantity};
@@ -60,8 +60,8 @@ pub struct Status {
     /// The LV's name and the CSI handle; empty as long as there is none.
     #[serde(rename = "volumeID", default, skip_serializing_if = "String::is_empty")]
     pub volume_id: String,
-    /// How the last act ended, as a gRPC code; 0 is well.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    /// How the last act ended, as a gRPC code; 0 is well. The API server holds nobody to the format of the definition.
+    #[serde(default, skip_serializing_if = "is_zero", deserialize_with = "any_number")]
     pub code: i32,
     /// What was wrong.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -74,6 +74,12 @@ pub struct Status {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
 fn is_zero(code: &i32) -> bool {
     *code == 0
+}
+
+/// Any number is read: an object with one that makes no sense is still an object, and others are in the same list.
+#[expect(clippy::cast_possible_truncation, reason = "what is too large becomes the largest")]
+fn any_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i32, D::Error> {
+    Ok(f64::deserialize(deserializer)? as i32)
 }
 
 /// A snapshot may only be read.
@@ -304,5 +310,16 @@ mod tests {
         let failed = read(serde_json::json!({"code": 8, "message": "no room"}));
         assert_eq!((failed.volume_id(), failed.status.as_ref().unwrap().code), (None, 8));
         assert_eq!(read(serde_json::Value::Null).volume_id(), None);
+    }
+
+    #[test]
+    fn a_code_that_is_no_code_can_be_read() {
+        let read = |code: serde_json::Value| {
+            serde_json::from_value::<Status>(serde_json::json!({ "code": code })).unwrap().code
+        };
+        assert_eq!(read(serde_json::json!(15)), 15);
+        assert_eq!(read(serde_json::json!(3_000_000_000_u64)), i32::MAX);
+        assert_eq!(read(serde_json::json!(i64::MIN)), i32::MIN);
+        assert_eq!(read(serde_json::json!(1e30)), i32::MAX);
     }
 }

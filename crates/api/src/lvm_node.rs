@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube_core::{Resource, TypeMeta};
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +43,22 @@ pub struct Status {
     pub conditions: Vec<Condition>,
 }
 
+/// A condition of Kubernetes. Its time is kept as it was written: not all that the API server takes for one is one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Condition {
+    /// What holds, or does not.
+    pub r#type: String,
+    /// `True`, `False`, `Unknown`.
+    pub status: String,
+    /// Why, in one word.
+    pub reason: String,
+    /// Why, for people.
+    pub message: String,
+    /// Since when.
+    pub last_transition_time: String,
+}
+
 /// How something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Default)]
 pub enum State {
@@ -60,7 +76,7 @@ pub enum State {
 
 /// A volume group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct VolumeGroup {
     /// Its name.
     pub name: String,
@@ -86,6 +102,7 @@ pub struct VolumeGroup {
 
 /// Disks of a volume group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(default)]
 pub struct Devices {
     /// Those that it consists of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -97,6 +114,7 @@ pub struct Devices {
 
 /// A disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(default)]
 pub struct Device {
     /// The kernel's name for it.
     pub kname: String,
@@ -104,6 +122,7 @@ pub struct Device {
 
 /// A disk that is not used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(default)]
 pub struct Excluded {
     /// The kernel's name for it.
     pub kname: String,
@@ -114,7 +133,7 @@ pub struct Excluded {
 
 /// A thin pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct Pool {
     /// Its name.
     pub name: String,
@@ -131,7 +150,7 @@ pub struct Pool {
 
 /// What is offered under a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct DeviceClass {
     /// The name.
     pub name: String,
@@ -159,6 +178,7 @@ pub struct DeviceClass {
 
 /// What can be had of a device class with certain options.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(default)]
 pub struct OptionClass {
     /// The name of the options.
     pub name: String,
@@ -263,6 +283,21 @@ mod tests {
         assert_eq!(node.available("", "raid1"), Some(5));
         assert_eq!(node.available("hdd", "raid1"), None);
         assert_eq!(node.available("nvme", ""), None);
+    }
+
+    #[test]
+    fn what_the_api_server_lets_a_node_write_can_be_read() {
+        let status = serde_json::json!({
+            "volumeGroups": [{"name": "vg", "devices": {"included": [{}], "excluded": [{"reasons": []}]}}],
+            "deviceClasses": [{"name": "ssd", "available": "much"}],
+            "conditions": [{
+                "type": "X", "status": "True", "reason": "", "message": "", "observedGeneration": 1,
+                "lastTransitionTime": "2026-01-01T00:00:00+99:99",
+            }],
+        });
+        let status: Status = serde_json::from_value(status).unwrap();
+        assert_eq!(status.conditions[0].last_transition_time, "2026-01-01T00:00:00+99:99");
+        assert_eq!((status.volume_groups.len(), status.device_classes.len()), (1, 1));
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{Api, Client};
-use lvms_api::lvm_node::{Device, DeviceClass, Devices, OptionClass, Pool, State, Status, VolumeGroup};
+use lvms_api::lvm_node::{
+    Condition, Device, DeviceClass, Devices, OptionClass, Pool, State, Status, VolumeGroup,
+};
 use lvms_api::{LvmNode, Quantity};
 use lvms_cluster::store::chain;
 use lvms_cluster::write::{self, is_not_found};
@@ -240,21 +241,25 @@ fn used(classes: &[DeviceClass], groups: &[VolumeGroup]) -> String {
     all.join(", ")
 }
 
+/// As Kubernetes writes it.
+fn now() -> String {
+    k8s_openapi::jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
 /// A condition, whose time is that of its last change.
 fn condition(before: Option<&Status>, kind: &str, holds: bool, message: &str) -> Condition {
     let status = if holds { "True" } else { "False" };
     let present =
-        before.and_then(|before| before.conditions.iter().find(|condition| condition.type_ == kind));
+        before.and_then(|before| before.conditions.iter().find(|condition| condition.r#type == kind));
     let since = present
         .filter(|present| present.status == status)
         .map(|present| present.last_transition_time.clone());
     Condition {
-        type_: kind.to_owned(),
+        r#type: kind.to_owned(),
         status: status.to_owned(),
         reason: if holds { "Healthy" } else { "Unhealthy" }.to_owned(),
         message: message.to_owned(),
-        last_transition_time: since.unwrap_or_else(|| Time(k8s_openapi::jiff::Timestamp::now())),
-        observed_generation: None,
+        last_transition_time: since.unwrap_or_else(now),
     }
 }
 
@@ -283,9 +288,11 @@ mod tests {
 
     #[test]
     fn a_condition_keeps_its_time_until_it_changes() {
-        let first = condition(None, "X", true, "");
+        let first = Condition {
+            last_transition_time: "2026-01-01T00:00:00Z".into(),
+            ..condition(None, "X", true, "")
+        };
         let status = Status { conditions: vec![first.clone()], ..Status::default() };
-        std::thread::sleep(Duration::from_millis(2));
         let same = condition(Some(&status), "X", true, "");
         assert_eq!(same.last_transition_time, first.last_transition_time);
         let other = condition(Some(&status), "X", false, "gone");
