@@ -25,8 +25,9 @@ const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Du
 
 const AT_ONCE: usize = 4;
 
-/// A node may have had a thousand volumes, and more events at once than can wait are lost.
-const BETWEEN_EVENTS: Duration = Duration::from_millis(200);
+/// A node may have had a thousand volumes, and more events at once than can wait are lost: who finds no room for its own
+/// comes again after this.
+const COMES_AGAIN: Duration = Duration::from_secs(1);
 
 /// What becomes of the volumes of a node that leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -231,7 +232,6 @@ impl Leftovers {
                 say(Reference::to(&claim_at(claim), &()));
             }
         }
-        tokio::time::sleep(BETWEEN_EVENTS).await;
         Ok(())
     }
 
@@ -280,6 +280,7 @@ impl Looks<Item> for Leftovers {
             Item::Claim(key) => self.strip(key).await,
             Item::Node(name) => self.depart(name).await,
             Item::Gone(name) => self.leave(name).await,
+            Item::Volume(_) if !self.context.events.has_room() => return Outcome::After(COMES_AGAIN),
             Item::Volume(name) => self.tell(name).await,
         };
         match done {
