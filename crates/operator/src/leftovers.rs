@@ -61,8 +61,13 @@ enum Fate {
     Deleted,
 }
 
-/// A node without an LVMNode was never seen in this cluster, or all of its volumes are deleted: in a cluster that was
-/// restored from a backup it has perhaps not joined yet.
+/// Whether a node has told of itself. An LVMNode that was restored from a backup has no status before its node is there.
+fn has_told_of_itself(told: Option<&LvmNode>) -> bool {
+    told.is_some_and(|told| told.status.is_some())
+}
+
+/// A node that has not told of itself was never seen in this cluster, or all of its volumes are deleted: in a cluster that
+/// was restored from a backup it has perhaps not joined yet.
 fn fate(departure: Departure, has_told_of_itself: bool) -> Fate {
     match departure {
         Departure::Delete if has_told_of_itself => Fate::Deleted,
@@ -183,11 +188,11 @@ impl Leftovers {
 
     /// Decides on what a node has left behind. What it has told of itself goes last: whoever leads after us needs it.
     async fn leave(&self, name: &str) -> Result<(), kube::Error> {
-        if !self.is_gone(name).await? {
+        if !self.context.is_gone(name).await? {
             return Ok(());
         }
         let told = self.context.stores.lvm_nodes.find(|told| told.name() == name);
-        match fate(self.departure, told.is_some()) {
+        match fate(self.departure, has_told_of_itself(told.as_deref())) {
             Fate::Deleted => self.delete_volumes(name).await?,
             Fate::Kept => {
                 for volume in self.context.stores.volumes.filter(|volume| volume.spec.node_name == name) {
@@ -201,25 +206,16 @@ impl Leftovers {
         write::delete(&api, name, told.metadata.uid.as_deref().unwrap_or_default()).await.map(drop)
     }
 
-    /// Whether a node is gone, says the API itself.
-    async fn is_gone(&self, name: &str) -> Result<bool, kube::Error> {
-        if name.is_empty() || self.context.stores.nodes.named(name).is_some() {
-            return Ok(false);
-        }
-        let nodes: Api<Node> = Api::all(self.context.client.clone());
-        Ok(nodes.get_opt(name).await?.is_none())
-    }
-
     /// Tells whoever looks at a volume, or waits for its end, that its node has left.
     async fn tell(&self, name: &str) -> Result<(), kube::Error> {
         let stores = &self.context.stores;
         let Some(volume) = stores.volumes.named(name) else { return Ok(()) };
         let node = &volume.spec.node_name;
-        if !self.is_gone(node).await? {
+        if !self.context.is_gone(node).await? {
             return Ok(());
         }
-        let was_here = stores.lvm_nodes.find(|told| told.name() == node).is_some();
-        if fate(self.departure, was_here) == Fate::Deleted {
+        let told = stores.lvm_nodes.find(|told| told.name() == node);
+        if fate(self.departure, has_told_of_itself(told.as_deref())) == Fate::Deleted {
             return Ok(());
         }
         let told = told_of(&volume, self.context.personality);
@@ -248,9 +244,14 @@ impl Leftovers {
 
     async fn delete_claims(&self, node: &str) -> Result<(), kube::Error> {
         let stores = &self.context.stores;
+        let label = self.context.personality.topology_key();
+        // A copy is where its source is, whatever the scheduler has chosen.
+        let is_there = |claim: &Claim| match claim.spec.volume_name.as_str() {
+            "" => annotation(&claim.metadata, SELECTED_NODE) == Some(node),
+            bound => stores.persistent.named(bound).is_some_and(|volume| volume.node(&label) == Some(node)),
+        };
         let ours = stores.claims.filter(|claim| {
-            annotation(&claim.metadata, SELECTED_NODE) == Some(node)
-                && claim.class().is_some_and(|class| stores.classes.named(class).is_some())
+            is_there(claim) && claim.class().is_some_and(|class| stores.classes.named(class).is_some())
         });
         for claim in ours {
             let api: Api<Claim> =
@@ -302,6 +303,8 @@ impl Looks<Item> for Leftovers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scripted;
+    use serde_json::Value;
 
     fn volume(deleted: bool) -> LogicalVolume {
         serde_json::from_value(json!({
@@ -322,6 +325,51 @@ mod tests {
     #[test]
     fn a_node_that_was_never_seen_in_this_cluster_has_not_left_it() {
         assert_eq!(fate(Departure::Delete, false), Fate::Kept);
+    }
+
+    #[test]
+    fn a_node_whose_lvmnode_came_from_a_backup_has_not_been_seen_before_it_tells_of_itself() {
+        let mut restored = LvmNode::new("n1", "lvms");
+        assert!(!has_told_of_itself(None) && !has_told_of_itself(Some(&restored)));
+        restored.status = Some(lvms_api::lvm_node::Status::default());
+        assert!(has_told_of_itself(Some(&restored)));
+    }
+
+    #[tokio::test]
+    async fn a_claim_goes_with_the_node_that_has_its_volume_not_with_the_one_that_was_chosen_for_it() {
+        let (context, asked) = scripted::context(|_| (200, json!({"metadata": {"name": "x"}}))).await;
+        let stores = &context.stores;
+        let object = |json: Value| serde_json::from_value(json).unwrap();
+        stores.classes.answered(
+            serde_json::from_value(json!({"metadata": {"name": "ours"}, "provisioner": "topolvm.io"}))
+                .unwrap(),
+        );
+        for (claim, chosen, bound) in [
+            ("own", "n1", Some("n1")),
+            ("copy-elsewhere", "n1", Some("n2")),
+            ("copy-here", "n2", Some("n1")),
+            ("waiting", "n1", None),
+            ("waiting-elsewhere", "n2", None),
+        ] {
+            stores.claims.answered(object(json!({
+                "metadata": {
+                    "namespace": "ns", "name": claim, "uid": claim, "annotations": {SELECTED_NODE: chosen},
+                },
+                "spec": {"storageClassName": "ours", "volumeName": bound.map(|_| format!("pvc-{claim}"))},
+            })));
+            let Some(node) = bound else { continue };
+            let term = json!({"matchExpressions": [{"key": "topology.topolvm.io/node", "values": [node]}]});
+            let volume = json!({
+                "metadata": {"name": format!("pvc-{claim}"), "uid": claim},
+                "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [term]}}},
+            });
+            stores.persistent.answered(serde_json::from_value(volume).unwrap());
+        }
+        let leftovers = Leftovers::new(Arc::clone(&context), Departure::Delete);
+        leftovers.delete_claims("n1").await.unwrap();
+        let deleted = ["copy-here", "own", "waiting"]
+            .map(|claim| format!("DELETE /api/v1/namespaces/ns/persistentvolumeclaims/{claim}?"));
+        assert_eq!(*asked.lock().unwrap(), deleted);
     }
 
     #[test]

@@ -50,6 +50,7 @@ use std::sync::Arc;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use lvms_api::{LogicalVolume, Personality};
+use lvms_cluster::slim::Node;
 use lvms_cluster::{Events, pages};
 
 use crate::question::Question;
@@ -76,6 +77,15 @@ pub struct Context {
 impl Context {
     fn logical_volumes(&self) -> Api<LogicalVolume> {
         Api::all_with(self.client.clone(), &self.personality)
+    }
+
+    /// Whether a node is gone, says the API itself.
+    async fn is_gone(&self, name: &str) -> Result<bool, kube::Error> {
+        if name.is_empty() || self.stores.nodes.named(name).is_some() {
+            return Ok(false);
+        }
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        Ok(nodes.get_opt(name).await?.is_none())
     }
 
     /// The LogicalVolume of a handle. That there is none is known from the API itself.
