@@ -47,7 +47,9 @@ use lvms_api::Quantity;
 use lvms_api::names::kubernetes::STORAGE_CLASS;
 use serde::{Deserialize, Deserializer, Serialize};
 
-pub use nodes::{CsiNode, CsiNodeSpec, Event, Node, NodeDriver, NodeSpec, Pod, PodClaim, PodSpec, PodVolume};
+pub use nodes::{
+    CsiNode, CsiNodeSpec, Event, Node, NodeDriver, NodeSpec, Pod, PodClaim, PodSpec, PodVolume, Taint,
+};
 pub use snapshots::{
     ContentError, ContentSource, ContentSpec, ContentStatus, SnapshotContent, SnapshotReference,
     SnapshotStatus, VolumeSnapshot,

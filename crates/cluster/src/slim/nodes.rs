@@ -27,6 +27,30 @@ pub struct NodeSpec {
     /// That no new pods shall be on it.
     #[serde(default, deserialize_with = "or_default")]
     pub unschedulable: bool,
+    /// What keeps pods from it.
+    #[serde(default, deserialize_with = "or_default")]
+    pub taints: Vec<Taint>,
+}
+
+/// What keeps pods from a node.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Taint {
+    /// What is wrong.
+    #[serde(default, deserialize_with = "or_default")]
+    pub key: String,
+    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
+    #[serde(default, deserialize_with = "or_default")]
+    pub effect: String,
+}
+
+impl Node {
+    /// Whether Kubernetes believes that its kubelet does its work.
+    pub fn answers(&self) -> bool {
+        let away = ["node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"];
+        let keeps_off =
+            |taint: &Taint| taint.effect != "PreferNoSchedule" && away.contains(&taint.key.as_str());
+        !self.spec.taints.iter().any(keeps_off)
+    }
 }
 
 /// A Pod, as far as its volumes go.

@@ -59,7 +59,7 @@ impl Nodes<'_> {
     fn may_have(&self, name: &str, class: &StorageClass) -> bool {
         let Some(node) = self.stores.nodes.named(name) else { return false };
         let leaves = node.metadata.deletion_timestamp.is_some() || node.spec.unschedulable;
-        !leaves && is_allowed(class, &self.personality.topology_key(), name)
+        !leaves && node.answers() && is_allowed(class, &self.personality.topology_key(), name)
     }
 
     /// Whether a node offers what a class asks for.
@@ -139,8 +139,25 @@ mod tests {
 
     #[test]
     fn the_node_with_the_most_room_is_chosen_and_none_that_takes_no_pods() {
-        let nodes = [node("a", false), node("b", false), node("c", true)];
-        let tells = [told("a", 10), told("b", 20), told("c", 99), told("gone", 99)];
+        let tainted = |name: &str, key: &str, effect: &str| {
+            let spec = json!({"taints": [{"key": key, "effect": effect}]});
+            serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap()
+        };
+        let nodes = [
+            node("a", false),
+            tainted("b", "somebody/else", "NoSchedule"),
+            node("c", true),
+            tainted("dead", "node.kubernetes.io/unreachable", "NoSchedule"),
+            tainted("new", "node.kubernetes.io/not-ready", "NoExecute"),
+        ];
+        let tells = [
+            told("a", 10),
+            told("b", 20),
+            told("c", 99),
+            told("gone", 99),
+            told("dead", 99),
+            told("new", 99),
+        ];
         let stores = stores(nodes, tells);
         let all = Nodes { personality: P, stores: &stores };
         let parameters = Parameters::default();
