@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use kube::Api;
+use kube::{Api, ResourceExt};
 use lvms_api::LogicalVolume;
 use lvms_api::names::kubernetes::SELECTED_NODE;
-use lvms_cluster::slim::{Claim, PersistentVolume, StorageClass};
+use lvms_cluster::slim::{Claim, Node, PersistentVolume, StorageClass};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience, Refusals};
 use lvms_cluster::write::{self, Created, is_not_found, passes};
@@ -23,7 +23,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 pub use self::class::Parameters;
-use self::decide::{Act, View, decide, is_waiting, selected, volume_name};
+use self::decide::{Act, View, decide, is_waiting, left_behind, may_be_left_behind, selected, volume_name};
 use self::node::Nodes;
 pub(crate) use self::node::spelled;
 pub use self::persistent::identity;
@@ -73,6 +73,16 @@ impl Provision {
                 told.add(key);
             }
         });
+        let (told, volumes, named) = (Arc::clone(&work), Arc::clone(&stores.volumes), claim_named.clone());
+        stores.nodes.listen(move |before, now| {
+            let Some(gone) = before.filter(|_| now.is_none()) else { return };
+            let is_there = |volume: &LogicalVolume| {
+                volume.spec.node_name == gone.name_any() && may_be_left_behind(volume)
+            };
+            for key in volumes.filter(is_there).iter().filter_map(|volume| named(volume.name())) {
+                told.add(key);
+            }
+        });
         let told = Arc::clone(&work);
         stores.persistent.listen(move |before, now| {
             // One that is gone may have been deleted by mistake, and its claim is still there.
@@ -82,21 +92,29 @@ impl Provision {
                 told.add(key);
             }
         });
-        // A class that appears, or a node with room, may be what claims wait for.
+        // A class that appears, or a node with room, may be what claims wait for. Of a copy the source decides where it is.
         let (told, claims) = (Arc::clone(&work), Arc::clone(&stores.claims));
-        let pending = move || {
-            for claim in claims.filter(|claim| claim.spec.volume_name.is_empty()) {
+        let pending = move |is_concerned: fn(&Claim) -> bool| {
+            for claim in claims.filter(|claim| claim.spec.volume_name.is_empty() && is_concerned(claim)) {
                 told.add(Key::of(claim.as_ref()));
             }
         };
+        let is_new = |claim: &Claim| claim.source().is_none();
         let again = pending.clone();
-        stores.classes.listen(move |_, _| again());
+        stores.classes.listen(move |_, _| again(|_| true));
+        let again = pending.clone();
+        stores.nodes.listen(move |before, now| {
+            let answers = |node: Option<&Arc<Node>>| node.is_some_and(|node| node.answers());
+            if answers(now) && before.is_some() && !answers(before) {
+                again(is_new);
+            }
+        });
         stores.lvm_nodes.listen(move |before, now| {
             let classes = |node: Option<&Arc<lvms_api::LvmNode>>| {
                 node.and_then(|node| Some(node.status.as_ref()?.device_classes.clone()))
             };
             if classes(before) != classes(now) {
-                pending();
+                pending(is_new);
             }
         });
         Provision { context, protect, work, refusals: Refusals::new(PATIENCE), no_room: Mutex::default() }
@@ -125,12 +143,19 @@ impl Provision {
             Some(_) => decide::Source::Nothing,
             None => source::of(&self.context, claim).await?,
         };
+        let is_left_behind = match &volume {
+            Some(volume) if may_be_left_behind(volume) => {
+                self.context.is_gone(&volume.spec.node_name).await?
+            }
+            _ => false,
+        };
         let view = View {
             personality,
             claim,
             class: class.as_deref(),
             persistent: stores.persistent.named(&name).is_some(),
             volume: volume.as_deref(),
+            is_left_behind,
             source,
             nodes: Nodes { personality, stores },
             identity: &self.context.identity,
@@ -183,7 +208,7 @@ impl Provision {
                 Ok(Outcome::Failed)
             }
             Act::Reschedule(why) => {
-                if self.would_be_chosen_again(claim, volume.as_deref()) {
+                if !is_left_behind && self.would_be_chosen_again(claim, volume.as_deref()) {
                     return Ok(Outcome::After(Duration::from_millis(300)));
                 }
                 self.fail(claim, why);
@@ -192,7 +217,27 @@ impl Provision {
                 self.discard(volume.as_deref()).await?;
                 Ok(Outcome::Failed)
             }
+            Act::MakeWay => {
+                self.make_way(volume.as_deref()).await?;
+                Ok(Outcome::Done)
+            }
         }
+    }
+
+    /// Lets the name of a LogicalVolume go. Nothing is made for it any more: it is deleted. If its node has made an LV
+    /// and has not told of it, it removes that when it is back.
+    async fn make_way(&self, volume: Option<&LogicalVolume>) -> Result<(), kube::Error> {
+        let Some(volume) = volume else { return Ok(()) };
+        let (api, personality) = (self.context.logical_volumes(), self.context.personality);
+        let left = left_behind(volume, personality);
+        tracing::info!(volume = volume.name(), node = volume.spec.node_name, left = left.name(), "makes way");
+        let left = match write::create(&api, &json!(left)).await? {
+            Created::Now(created) => created,
+            Created::AlreadyThere => api.get(left.name()).await?,
+        };
+        write::delete(&api, left.name(), left.uid()).await?;
+        let change = write::finalizers_without(volume, &[&personality.volume_finalizer()]);
+        write::change(&api, volume, change).await.map(drop)
     }
 
     /// Takes away what could not be made: its node finds no LV and lets it go.
@@ -283,5 +328,123 @@ impl Looks<Key> for Provision {
                 Outcome::Failed
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scripted;
+    use lvms_cluster::work::Busy;
+    use serde_json::Value;
+
+    fn object<T: serde::de::DeserializeOwned>(json: Value) -> T {
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn claim(name: &str, source: &Value) -> Claim {
+        object(json!({
+            "metadata": {
+                "namespace": "ns", "name": name, "uid": name,
+                "annotations": {"volume.kubernetes.io/storage-provisioner": "topolvm.io"},
+            },
+            "spec": {"storageClassName": "ours", "accessModes": ["ReadWriteOnce"], "dataSource": source},
+        }))
+    }
+
+    fn missing() -> (u16, Value) {
+        (404, json!({"code": 404, "reason": "NotFound", "details": {"name": "x"}}))
+    }
+
+    /// Waits until something is shown.
+    async fn until(mut shown: impl FnMut() -> bool) {
+        while !shown() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn room_that_comes_and_goes_asks_nothing_about_copies() {
+        let (context, asked) = scripted::context(|_| missing()).await;
+        let stores = &context.stores;
+        stores.classes.answered(object(json!({"metadata": {"name": "ours"}, "provisioner": "topolvm.io"})));
+        stores.claims.answered(claim("copy", &json!({"kind": "PersistentVolumeClaim", "name": "x"})));
+        stores.claims.answered(claim("new", &Value::Null));
+        let provision = Provision::new(Arc::clone(&context), Protect::new(Arc::clone(&context)));
+        let work = provision.work();
+        let running = tokio::spawn(provision.run());
+        until(|| work.figures().looks >= 2).await;
+        for room in 1..=100 {
+            let before = work.figures().looks;
+            let class = lvms_api::lvm_node::DeviceClass {
+                name: "ssd".into(),
+                available: lvms_api::Quantity::of(room),
+                ..Default::default()
+            };
+            let mut node = lvms_api::LvmNode::new("n1", "lvms");
+            node.status =
+                Some(lvms_api::lvm_node::Status { device_classes: vec![class], ..Default::default() });
+            stores.lvm_nodes.answered(node);
+            until(|| work.figures().looks > before).await;
+        }
+        running.abort();
+        // It is asked again after a while, and later each time.
+        let asked = asked.lock().unwrap().len();
+        assert!(asked < 20, "the API was asked {asked} times");
+    }
+
+    #[tokio::test]
+    async fn a_logical_volume_whose_node_left_before_it_was_made_makes_way_and_what_it_may_have_left_is_known()
+     {
+        let (context, asked) = scripted::context(|request| {
+            let volume = |name: &str, uid: &str| {
+                let metadata = json!({"name": name, "uid": uid, "deletionTimestamp": "2026-01-01T00:00:00Z"});
+                let spec = json!({"name": name, "nodeName": "n1", "size": "1Gi"});
+                json!({
+                    "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume", "metadata": metadata, "spec": spec,
+                })
+            };
+            match request {
+                _ if request.starts_with("POST") => (201, volume("left-lv", "left")),
+                _ if request.contains("/left-lv") => (200, volume("left-lv", "left")),
+                _ if request.contains("/pvc-data") => (200, volume("pvc-data", "lv")),
+                _ => missing(),
+            }
+        })
+        .await;
+        let stores = &context.stores;
+        stores.classes.answered(object(json!({"metadata": {"name": "ours"}, "provisioner": "topolvm.io"})));
+        stores.claims.answered(claim("data", &Value::Null));
+        let mut volume = LogicalVolume::new(
+            context.personality,
+            lvms_api::logical_volume::Spec {
+                name: "pvc-data".into(),
+                node_name: "n1".into(),
+                ..Default::default()
+            },
+        );
+        volume.metadata.uid = Some("lv".into());
+        let provision = Provision::new(Arc::clone(&context), Protect::new(Arc::clone(&context)));
+        let look = async |volume: &LogicalVolume| {
+            stores.volumes.answered(volume.clone());
+            asked.lock().unwrap().clear();
+            provision.look(&Key { namespace: "ns".into(), name: "data".into() }).await;
+            asked.lock().unwrap().clone()
+        };
+        let all = "/apis/topolvm.io/v1/logicalvolumes";
+        let is_there = "GET /api/v1/nodes/n1".to_owned();
+        assert_eq!(look(&volume).await, [is_there.clone(), format!("DELETE {all}/pvc-data?")]);
+        volume.metadata.deletion_timestamp = object(json!("2026-01-01T00:00:00Z"));
+        let made_way = [
+            is_there,
+            format!("POST {all}?"),
+            format!("DELETE {all}/left-lv?"),
+            format!("PATCH {all}/pvc-data?"),
+        ];
+        assert_eq!(look(&volume).await, made_way);
+        let left = left_behind(&volume, context.personality);
+        assert_eq!((left.name(), left.lv(), left.spec.node_name.as_str()), ("left-lv", "lv", "n1"));
+        stores.nodes.answered(object(json!({"metadata": {"name": "n1"}})));
+        assert_eq!(look(&volume).await, [""; 0]);
     }
 }

@@ -2,7 +2,7 @@
 
 use lvms_api::logical_volume::{READ_WRITE, Spec};
 use lvms_api::names::kubernetes::SELECTED_NODE;
-use lvms_api::names::{CLAIM, VOLUME_MODE};
+use lvms_api::names::{ADOPTS, CLAIM, VOLUME_MODE};
 use lvms_api::{LogicalVolume, Personality, Quantity};
 use lvms_cluster::slim::{Claim, StorageClass, annotation};
 use serde_json::Value;
@@ -24,6 +24,8 @@ pub(super) struct View<'a> {
     pub(super) persistent: bool,
     /// The LogicalVolume for it.
     pub(super) volume: Option<&'a LogicalVolume>,
+    /// Whether that one's node has left the cluster, and has not told of an LV.
+    pub(super) is_left_behind: bool,
     /// What its volume shall be a copy of.
     pub(super) source: Source,
     /// What is known of all nodes.
@@ -73,6 +75,8 @@ pub(super) enum Act {
     Discard(String),
     /// The same, and let the scheduler choose another node.
     Reschedule(String),
+    /// Let the name go of the LogicalVolume that is deleted and whose node has left: another one has to have it.
+    MakeWay,
 }
 
 /// gRPC's code for too little room.
@@ -86,6 +90,28 @@ pub(super) fn volume_name(claim: &Claim) -> String {
 /// Whether a claim still waits for a volume of ours.
 pub(super) fn is_waiting(claim: &Claim, personality: Personality) -> bool {
     claim.spec.volume_name.is_empty() && provisioner(claim) == Some(personality.driver())
+}
+
+/// Whether there may be an LV that nobody has told of, if the node of a LogicalVolume has left.
+pub(super) fn may_be_left_behind(volume: &LogicalVolume) -> bool {
+    let refused = volume.status.as_ref().is_some_and(|status| status.code != 0) && !volume.is_deleted();
+    volume.volume_id().is_none() && volume.annotation(ADOPTS).is_none() && !refused
+}
+
+/// What keeps the LV of a LogicalVolume in mind whose node has left without telling of it: deleted at once, it lets the
+/// node remove the LV, if there is one, when it is back.
+pub(super) fn left_behind(volume: &LogicalVolume, personality: Personality) -> LogicalVolume {
+    let spec = Spec {
+        name: format!("left-{}", volume.uid()),
+        source: String::new(),
+        access_type: String::new(),
+        ..volume.spec.clone()
+    };
+    let mut left = LogicalVolume::new(personality, spec);
+    let annotations = left.metadata.annotations.get_or_insert_default();
+    annotations.insert(ADOPTS.to_owned(), volume.uid().to_owned());
+    annotations.extend(volume.annotation(CLAIM).map(|claim| (CLAIM.to_owned(), claim.to_owned())));
+    left
 }
 
 /// What to do next about a claim.
@@ -102,14 +128,24 @@ pub(super) fn decide(view: &View<'_>) -> Act {
 }
 
 fn made(view: &View<'_>, volume: &LogicalVolume) -> Act {
+    let is_wanted = view.claim.metadata.deletion_timestamp.is_none();
     if volume.is_deleted() {
-        return Act::Nothing;
+        return if view.is_left_behind && is_wanted { Act::MakeWay } else { Act::Nothing };
+    }
+    if view.is_left_behind && is_wanted {
+        let node = &volume.spec.node_name;
+        if !volume.spec.source.is_empty() {
+            return Act::Refuse(format!("node {node}, which has the source, has left the cluster"));
+        }
+        let why = format!("node {node} has left the cluster before it has made the volume");
+        let chosen = selected(view.claim) == Some(node);
+        return if chosen { Act::Reschedule(why) } else { Act::Discard(why) };
     }
     let status = volume.status.clone().unwrap_or_default();
     let size = status.current_size.as_ref().and_then(|size| size.bytes().ok());
     match (volume.volume_id(), size) {
         (Some(handle), Some(size)) if status.code == 0 => {
-            if view.claim.metadata.deletion_timestamp.is_some() {
+            if !is_wanted {
                 return Act::Nothing;
             }
             let Some(class) = view.class else { return Act::Refuse(no_class(view.claim)) };
@@ -269,6 +305,7 @@ mod tests {
         claim: Value,
         class: Value,
         volume: Option<LogicalVolume>,
+        is_left_behind: bool,
         persistent: bool,
         source: Source,
     }
@@ -294,6 +331,7 @@ mod tests {
                 "parameters": {"topolvm.io/device-class": "ssd", "csi.storage.k8s.io/fstype": "xfs"},
             }),
             volume: None,
+            is_left_behind: false,
             persistent: false,
             source: Source::Nothing,
         }
@@ -321,6 +359,7 @@ mod tests {
                 class: class.as_ref(),
                 persistent: self.persistent,
                 volume: self.volume.as_ref(),
+                is_left_behind: self.is_left_behind,
                 source: self.source.clone(),
                 nodes: Nodes { personality: Personality::Topolvm, stores: &stores },
                 identity: "1-2-topolvm.io",
@@ -446,6 +485,40 @@ mod tests {
         let mut anywhere = scene().with_volume(refused(8));
         anywhere.claim["metadata"]["annotations"].as_object_mut().unwrap().remove(SELECTED_NODE);
         assert_eq!(anywhere.decide(), Act::Discard("why".into()));
+    }
+
+    #[test]
+    fn what_a_node_has_not_made_before_it_left_goes_elsewhere() {
+        let mut left = scene().with_volume(Status::default());
+        left.is_left_behind = true;
+        let Act::Reschedule(why) = left.decide() else { panic!("{:?}", left.decide()) };
+        assert!(why.contains("node n1 has left the cluster"), "{why}");
+        // It is given back to the scheduler already, or has chosen no node.
+        left.claim["metadata"]["annotations"][SELECTED_NODE] = json!("n2");
+        assert!(matches!(left.decide(), Act::Discard(_)));
+        let volume = left.volume.as_mut().unwrap();
+        volume.spec.source = "pvc-0".into();
+        let Act::Refuse(why) = left.decide() else { panic!("{:?}", left.decide()) };
+        assert!(why.contains("which has the source"), "{why}");
+        let volume = left.volume.as_mut().unwrap();
+        volume.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+        assert_eq!(left.decide(), Act::MakeWay);
+        left.is_left_behind = false;
+        assert_eq!(left.decide(), Act::Nothing);
+        left.is_left_behind = true;
+        left.claim["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert_eq!(left.decide(), Act::Nothing);
+    }
+
+    #[test]
+    fn what_its_node_has_told_of_or_refused_or_adopts_an_lv_is_not_left_behind() {
+        let volume = |status: Status| scene().with_volume(status).volume.unwrap();
+        assert!(may_be_left_behind(&volume(Status::default())));
+        assert!(!may_be_left_behind(&volume(ready())));
+        assert!(!may_be_left_behind(&volume(Status { code: 8, ..Status::default() })));
+        let mut adopts = volume(Status::default());
+        adopts.metadata.annotations.get_or_insert_default().insert(ADOPTS.to_owned(), "lv".to_owned());
+        assert!(!may_be_left_behind(&adopts));
     }
 
     #[test]

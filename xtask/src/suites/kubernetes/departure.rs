@@ -15,6 +15,10 @@ pub(super) const CASES: &[Case] = &[
         volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back,
     ),
     Case::One(
+        "a_claim_whose_node_leaves_before_its_volume_is_made_goes_elsewhere",
+        a_claim_whose_node_leaves_before_its_volume_is_made_goes_elsewhere,
+    ),
+    Case::One(
         "claims_of_a_node_that_leaves_are_deleted_where_that_is_asked_for",
         claims_of_a_node_that_leaves_are_deleted_where_that_is_asked_for,
     ),
@@ -40,6 +44,40 @@ fn volumes_of_a_node_that_leaves_are_kept_and_told_of_until_it_is_back(cluster: 
             .wait_for("what was deleted meanwhile to be gone", || Ok(!has_lv(cluster, &node.name, id)?))?;
         stage.start_pod("again", "kept", None)?;
         ensure!(stage.run_in("again", READ)? == written, "the data has changed");
+        Ok(())
+    })
+}
+
+fn a_claim_whose_node_leaves_before_its_volume_is_made_goes_elsewhere(cluster: &Cluster) -> Result<()> {
+    let node = cluster.nodes().last().context("a node")?;
+    on_a_stage(cluster, &LVMS, "departure-early", "", |stage| {
+        let other = &cluster.nodes().first().context("a node")?.name;
+        stage.claim("early", "thick", "1Gi")?;
+        deployed::halt(node)?;
+        let sent = stage.make_pod("early", "early", Some(&node.name)).and_then(|()| {
+            cluster.wait_for("a LogicalVolume of the node", || {
+                let uid = &stage.get("pvc", "early")?["metadata"]["uid"];
+                let name = format!("pvc-{}", uid.as_str().context("a claim has a uid")?);
+                Ok(cluster.get(["logicalvolume", &name])?["spec"]["nodeName"] == node.name.as_str())
+            })
+        });
+        // Whatever is halted is ended, too.
+        let left = sent.and_then(|()| leave(cluster, node)).and_then(|()| {
+            stage.await_event("early", "ProvisioningFailed", "has left the cluster before it has made")?;
+            // The pod was for this node alone.
+            stage.remove_pod("early")?;
+            stage.start_pod("elsewhere", "early", Some(other))
+        });
+        deployed::go_on(node)?;
+        come_back(cluster, node)?;
+        left?;
+        cluster.wait_for("what was left behind to be gone", || {
+            let volumes = cluster.kubectl(["get", "logicalvolumes", "--output=name"])?;
+            ensure!(!volumes.contains("/left-"), "there are {volumes}");
+            Ok(true)
+        })?;
+        let (_, _, at) = made_for(stage, "early")?;
+        ensure!(at == *other, "the volume is on {at}");
         Ok(())
     })
 }
