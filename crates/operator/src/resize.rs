@@ -224,8 +224,12 @@ impl Resize {
             let now = jiff::Timestamp::now().to_string();
             let change = json!({ "metadata": { "annotations": { RESIZE_REQUESTED: now } } });
             match write::merge(&pods, &name, change).await {
-                Err(error) if !is_not_found(&error) => return Err(error),
-                _ => {}
+                Err(error) if passes(&error).is_some() && !is_not_found(&error) => return Err(error),
+                // Somebody refuses it: the kubelet looks later.
+                Err(error) => {
+                    tracing::debug!(pod = name, error = %chain(&error), "the kubelet is not asked to look");
+                }
+                Ok(_) => {}
             }
         }
         Ok(())

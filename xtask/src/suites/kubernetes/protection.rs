@@ -13,6 +13,10 @@ use crate::suites::stage::{READ, Stage, WRITE, await_event, on_a_stage};
 pub(super) const CASES: &[Case] = &[
     Case::One("a_node_can_change_its_own_objects_only", a_node_can_change_its_own_objects_only),
     Case::One(
+        "the_operator_can_change_nothing_of_a_pod_but_one_annotation",
+        the_operator_can_change_nothing_of_a_pod_but_one_annotation,
+    ),
+    Case::One(
         "a_logical_volume_deleted_by_hand_is_kept_while_a_volume_names_it",
         a_logical_volume_deleted_by_hand_is_kept_while_a_volume_names_it,
     ),
@@ -60,8 +64,13 @@ fn as_node(cluster: &Cluster, number: usize, arguments: &[&str]) -> Result<Strin
 
 /// What a node may not do, and what it must be told.
 fn is_refused(cluster: &Cluster, number: usize, arguments: &[&str], why: &str) -> Result<()> {
-    match as_node(cluster, number, arguments) {
-        Ok(_) => bail!("a node may {}", arguments.join(" ")),
+    refused(as_node(cluster, number, arguments), arguments, why)
+}
+
+/// That something was refused, and why.
+fn refused(done: Result<String>, arguments: &[&str], why: &str) -> Result<()> {
+    match done {
+        Ok(_) => bail!("nobody refuses {}", arguments.join(" ")),
         Err(error) => {
             let told = format!("{error:#}");
             ensure!(told.contains(why), "{} is refused with {told}", arguments.join(" "));
@@ -94,6 +103,12 @@ fn a_node_can_change_its_own_objects_only(cluster: &Cluster) -> Result<()> {
         try_as(1, &finalizers, Some("may not change the LogicalVolume of node node-0"))?;
         let release = patch(r#"{"metadata": {"annotations": {"lvms.io/released": "now"}}}"#, &[]);
         try_as(0, &release, Some("only the leader may write lvms.io/released"))?;
+        let adopts = patch(r#"{"metadata": {"annotations": {"lvms.io/adopts": "another"}}}"#, &[]);
+        try_as(0, &adopts, Some("only the leader may write lvms.io/adopts"))?;
+        let another = patch(r#"{"status": {"volumeID": "another"}}"#, &["--subresource=status"]);
+        try_as(0, &another, Some("a node may not say that a LogicalVolume has the LV of another"))?;
+        let none = patch(r#"{"status": {"volumeID": null}}"#, &["--subresource=status"]);
+        try_as(0, &none, Some("a node may not say that a LogicalVolume has the LV of another"))?;
         let size = patch(r#"{"spec": {"size": "2Gi"}}"#, &[]);
         try_as(0, &size, Some("a node may not change what a LogicalVolume shall be"))?;
         is_refused(cluster, 0, &["delete", "logicalvolume", &volume], "forbidden")?;
@@ -107,6 +122,28 @@ fn a_node_can_change_its_own_objects_only(cluster: &Cluster) -> Result<()> {
         as_node(cluster, 1, &of("node-1"))?;
         Ok(())
     })
+}
+
+fn the_operator_can_change_nothing_of_a_pod_but_one_annotation(cluster: &Cluster) -> Result<()> {
+    // One that it may read, too: kubectl does before it patches.
+    let pod = deployed::pod_on(cluster, &cluster.nodes()[0])?;
+    let operator = format!("--as=system:serviceaccount:{NAMESPACE}:lvms-operator");
+    let patched = |patch: &Value| {
+        let patch = patch.to_string();
+        let words = ["patch", "pod", &pod, "--type=merge", "--patch", &patch];
+        cluster.kubectl(["--namespace", NAMESPACE, &operator].iter().chain(&words))
+    };
+    patched(&json!({"metadata": {"annotations": {"topolvm.io/last-resizefs-requested-at": "now"}}}))?;
+    for (patch, why) in [
+        (json!({"metadata": {"annotations": {"lab/other": "x"}}}), "and no other annotation"),
+        (json!({"metadata": {"labels": {"lab/other": "x"}}}), "may not change the labels of a pod"),
+        (json!({"metadata": {"finalizers": ["lab/other"]}}), "may not change the finalizers of a pod"),
+        (json!({"metadata": {"ownerReferences": null}}), "may not say whose a pod is"),
+        (json!({"spec": {"activeDeadlineSeconds": 86400}}), "may not change what a pod is"),
+    ] {
+        refused(patched(&patch), &[&patch.to_string()], why)?;
+    }
+    Ok(())
 }
 
 fn a_logical_volume_deleted_by_hand_is_kept_while_a_volume_names_it(cluster: &Cluster) -> Result<()> {
