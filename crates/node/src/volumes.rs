@@ -2,6 +2,7 @@
 
 mod decide;
 mod progress;
+mod taken;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use self::decide::{Act, Lv, Making, decide, is_for_block, is_for_filesystem};
+use self::taken::taken;
 use crate::host_volumes::{HostVolumes, New, Present};
 use crate::known::{find_any, has, left_for, unknown};
 
@@ -415,10 +417,12 @@ impl Volumes {
         if let Some(stuck) = stuck {
             return Lv::Unknown(stuck.to_string());
         }
+        let is_told = object.volume_id().is_some() || object.annotation(ADOPTS).is_some();
+        if !is_told && let Some(taken) = taken(&desired, &inventory, object) {
+            return taken;
+        }
         // One that was never told of is where its class is, and nowhere else.
-        let class = desired
-            .class(&object.spec.device_class)
-            .filter(|_| object.volume_id().is_none() && object.annotation(ADOPTS).is_none());
+        let class = desired.class(&object.spec.device_class).filter(|_| !is_told);
         if class.is_some_and(|class| inventory.groups.contains_key(&class.group)) {
             return Lv::Absent;
         }
@@ -493,6 +497,6 @@ fn is_as_told(object: &LogicalVolume, lv: &Lv) -> bool {
             let lost = object.status.as_ref().is_some_and(|status| status.code == decide::LOST);
             object.volume_id().is_none() || lost
         }
-        Lv::Unknown(_) => false,
+        Lv::Taken { .. } | Lv::Unknown(_) => false,
     }
 }

@@ -3,8 +3,7 @@
 //! If that is missing, and nobody knows that its node has removed the LV, it is made again and goes the same way: an LV
 //! that nothing names any more would never be found.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Api;
@@ -18,7 +17,7 @@ use lvms_cluster::{Outcome, Reference, Work};
 
 use crate::Context;
 use crate::leftovers::Departure;
-use crate::release::{Release, Removal, is_given_up};
+use crate::release::{Release, Removal, Removed, is_given_up};
 use crate::restore;
 
 /// What cannot be deleted now is tried again after a second, and later at the most after thirty.
@@ -47,17 +46,6 @@ pub struct Reclaim {
     removed: Arc<Removed>,
 }
 
-/// Handles of PersistentVolumes whose LogicalVolume was let go with both keys: if it is not there any more, its node has
-/// removed the LV. Of others that is not known.
-#[derive(Default)]
-struct Removed(Mutex<BTreeSet<String>>);
-
-impl Removed {
-    fn handles(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Reclaim {
     /// Is told by PersistentVolumes, and by LogicalVolumes that are gone or cannot go.
     pub fn new(context: Arc<Context>, release: Arc<Release>, departure: Departure) -> Reclaim {
@@ -79,7 +67,7 @@ impl Reclaim {
                 && let Some(handle) = now.or(before).map(|volume| volume.lv())
                 && let Some(volume) = persistent.find(|volume| volume.handle(driver) == Some(handle))
             {
-                if now.is_none() && before.is_some_and(|gone| gone.is_deleted() && gone.is_released()) {
+                if now.is_none() && before.is_some_and(|gone| Removed::is_seen(gone)) {
                     remember.handles().insert(handle.to_owned());
                 }
                 told.add(volume.name().to_owned());
@@ -142,7 +130,7 @@ impl Reclaim {
                 return Ok(Outcome::Done);
             }
             if let Some(wanted) = self.left_behind(&now).await? {
-                return match restore::put_back(&self.context, &now, &wanted).await? {
+                return match restore::put_back(&self.context, Reference::to(&now, &()), &wanted).await? {
                     Created::Now(logical) => self.remove(&now, &logical).await,
                     Created::AlreadyThere => Ok(Outcome::Failed),
                 };
@@ -226,7 +214,7 @@ impl Looks<String> for Reclaim {
 }
 
 /// Whether a node will remove LVs. One that leaves does not where its volumes are given up with it.
-fn could_remove(node: Option<&Node>, departure: Departure) -> bool {
+pub(crate) fn could_remove(node: Option<&Node>, departure: Departure) -> bool {
     node.is_some_and(|node| departure == Departure::Keep || node.metadata.deletion_timestamp.is_none())
 }
 
@@ -257,6 +245,7 @@ mod tests {
     use super::*;
     use crate::scripted;
     use serde_json::{Value, json};
+    use std::sync::Mutex;
 
     fn released() -> Value {
         json!({

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -64,6 +64,22 @@ pub enum Removal {
     Vanished,
     /// It stays.
     Kept(Kept),
+}
+
+/// Handles of what is being deleted whose LogicalVolume was let go with both keys: if it is not there any more, its node
+/// has removed the LV. Of others that is not known.
+#[derive(Default)]
+pub(crate) struct Removed(Mutex<BTreeSet<String>>);
+
+impl Removed {
+    pub(crate) fn handles(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a LogicalVolume that is gone has gone with its LV.
+    pub(crate) fn is_seen(gone: &LogicalVolume) -> bool {
+        gone.is_deleted() && gone.is_released()
+    }
 }
 
 /// What the API says names volumes, by handle.
@@ -199,7 +215,7 @@ impl Release {
         Ok(())
     }
 
-    fn removing(&self) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
+    fn removing(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.removing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

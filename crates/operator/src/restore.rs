@@ -1,5 +1,6 @@
 //! A PersistentVolume whose LogicalVolume is gone gets it back: somebody has deleted the definition of LogicalVolumes,
 //! and all objects with it, or has taken finalizers away. The LV is still there, and its node finds it by the handle.
+//! Those of snapshots come back by their VolumeSnapshotContents, in [`crate::snapshot`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,38 +89,43 @@ impl Restore {
         {
             return Ok(Outcome::Done);
         }
-        if let Created::Now(made) = put_back(&self.context, volume, &wanted).await? {
-            let told = format!(
-                "its LogicalVolume was gone and is made again, for the logical volume {} on node {}",
-                made.lv(),
-                made.spec.node_name
-            );
-            self.context.events.warn(Reference::to(volume, &()), "LogicalVolumeRestored", told);
+        let about = Reference::to(volume, &());
+        if let Created::Now(made) = put_back(&self.context, about.clone(), &wanted).await? {
+            self.context.events.warn(about, "LogicalVolumeRestored", is_back(&made));
             return Ok(Outcome::Done);
         }
         Ok(Outcome::Failed)
     }
 }
 
-/// Makes the LogicalVolume of a PersistentVolume again, if no other one has its name.
+/// What is said of a LogicalVolume that is made again.
+pub(crate) fn is_back(made: &LogicalVolume) -> String {
+    format!(
+        "its LogicalVolume was gone and is made again, for the logical volume {} on node {}",
+        made.lv(),
+        made.spec.node_name
+    )
+}
+
+/// Makes the LogicalVolume of a PersistentVolume or a VolumeSnapshotContent again, if no other one has its name.
 pub(crate) async fn put_back(
     context: &Context,
-    volume: &PersistentVolume,
+    about: Reference,
     wanted: &LogicalVolume,
 ) -> Result<Created<LogicalVolume>, kube::Error> {
     let made = write::create(&context.logical_volumes(), &json!(wanted)).await?;
     match &made {
         Created::Now(created) => {
-            tracing::info!(volume = volume.name(), lv = wanted.lv(), "its LogicalVolume is made again");
+            tracing::info!(volume = wanted.name(), lv = wanted.lv(), "its LogicalVolume is made again");
             context.stores.volumes.answered(created.clone());
         }
         Created::AlreadyThere => {
             let told = format!(
                 "its LogicalVolume is gone, and another one with the name {} is there, which is not that of {}",
-                volume.name(),
+                wanted.name(),
                 wanted.lv()
             );
-            context.events.warn(Reference::to(volume, &()), "LogicalVolumeMissing", told);
+            context.events.warn(about, "LogicalVolumeMissing", told);
         }
     }
     Ok(made)

@@ -137,7 +137,7 @@ impl Role {
         let restore = Restore::new(Arc::clone(&context));
         let orphans = Orphans::new(Arc::clone(&context), Arc::clone(&release));
         let resize = Resize::new(Arc::clone(&context));
-        let snapshots = Snapshots::new(Arc::clone(&context), Arc::clone(&release));
+        let snapshots = Snapshots::new(Arc::clone(&context), Arc::clone(&release), self.departure);
         let leftovers = Leftovers::new(Arc::clone(&context), self.departure);
         let capacity = Capacity::new(Arc::clone(&context), owner);
         self.metrics.count(vec![

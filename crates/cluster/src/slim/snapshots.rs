@@ -110,6 +110,8 @@ pub struct ContentStatus {
     pub snapshot_handle: Option<String>,
     /// Whether it can be restored.
     pub ready_to_use: Option<bool>,
+    /// The least size of a volume that it can be restored to, in bytes.
+    pub restore_size: Option<i64>,
     /// What is wrong.
     pub error: Option<ContentError>,
 }

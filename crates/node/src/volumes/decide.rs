@@ -20,6 +20,13 @@ pub(super) enum Lv {
     },
     /// It is in none of our volume groups, and all of them are there.
     Absent,
+    /// It is not there, but the snapshot that was taken for a former object of the same name is.
+    Taken {
+        /// Its name.
+        id: String,
+        /// How large it is.
+        size: Bytes,
+    },
     /// It may be in a volume group that is not there.
     Unknown(String),
 }
@@ -131,7 +138,7 @@ pub(super) fn decide(object: &LogicalVolume, personality: Personality, lv: &Lv) 
 
 fn going(object: &LogicalVolume, lv: &Lv) -> Act {
     match lv {
-        Lv::Absent => Act::LetGo,
+        Lv::Absent | Lv::Taken { .. } => Act::LetGo,
         Lv::Unknown(why) => Act::Later(why.clone()),
         // It was to go because nobody had used it; by now somebody has.
         Lv::Present { unused: false, .. } if object.is_released() && object.is_unused() => Act::Retain,
@@ -146,7 +153,7 @@ fn coming(object: &LogicalVolume, status: &Status, size: Bytes, lv: &Lv) -> Act 
         return match lv {
             Lv::Present { size, .. } => Act::Tell(well(id, *size)),
             Lv::Unknown(why) => Act::Later(why.clone()),
-            Lv::Absent => Act::Tell(lost(id, status)),
+            Lv::Absent | Lv::Taken { .. } => Act::Tell(lost(id, status)),
         };
     }
     if status.code != 0 {
@@ -155,6 +162,8 @@ fn coming(object: &LogicalVolume, status: &Status, size: Bytes, lv: &Lv) -> Act 
     }
     match lv {
         Lv::Present { size, finished: true, .. } => return Act::Tell(well(object.uid(), *size)),
+        // One of today's data would not be it.
+        Lv::Taken { id, size } => return Act::Tell(well(id, *size)),
         Lv::Unknown(why) => return Act::Later(why.clone()),
         Lv::Present { finished: false, .. } | Lv::Absent => {}
     }
@@ -199,7 +208,7 @@ fn staying(object: &LogicalVolume, status: &Status, wanted: Bytes, lv: &Lv) -> A
             }
         }
         Lv::Unknown(why) => Act::Later(why.clone()),
-        Lv::Absent => {
+        Lv::Absent | Lv::Taken { .. } => {
             let lost = lost(id, status);
             if lost == *status { Act::Nothing } else { Act::Tell(lost) }
         }
@@ -313,6 +322,15 @@ mod tests {
         assert_eq!(with("rw"), Act::Make(Making::Copy(Bytes(GIB), "pvc-0".into())));
         assert_eq!(with("ro"), Act::Make(Making::Snapshot("pvc-0".into())));
         assert!(matches!(with("rx"), Act::Refuse(error) if error.message.contains("spec.accessType")));
+    }
+
+    #[test]
+    fn a_snapshot_from_a_backup_is_the_one_that_was_taken_and_no_other() {
+        let mut object = object();
+        (object.spec.source, object.spec.access_type) = ("pvc-0".into(), READ_ONLY.into());
+        let taken = Lv::Taken { id: "former".into(), size: Bytes(GIB) };
+        assert_eq!(decide(&object, P, &taken), Act::Tell(well("former", Bytes(GIB))));
+        assert_eq!(decide(&deleted(object), P, &taken), Act::LetGo);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What a VolumeSnapshotContent asks for next. Decides, and does nothing.
 
 use lvms_api::logical_volume::{READ_ONLY, Spec};
-use lvms_api::{LogicalVolume, Personality};
+use lvms_api::names::{ADOPTS, NODE};
+use lvms_api::{LogicalVolume, Personality, Quantity};
 use lvms_cluster::slim::{SnapshotContent, annotation, has_finalizer};
 
 /// That it is being made: it is not deleted meanwhile.
@@ -22,8 +23,12 @@ pub(super) struct View<'a> {
     pub(super) content: &'a SnapshotContent,
     /// The LogicalVolume of the volume that it is a snapshot of.
     pub(super) origin: Option<&'a LogicalVolume>,
+    /// The same, or what the PersistentVolume of that volume says of it.
+    pub(super) known: Option<&'a LogicalVolume>,
     /// The LogicalVolume that it is.
     pub(super) volume: Option<&'a LogicalVolume>,
+    /// Whether its node was seen to remove the LV.
+    pub(super) removed: bool,
 }
 
 /// What to do next.
@@ -44,8 +49,14 @@ pub(super) enum Act {
     },
     /// Nothing has changed since it was said what is wrong: look again later.
     Later,
-    /// It is ready, or will not be: take the mark away.
+    /// It will not be: take the mark away.
     Unmark,
+    /// It is ready: take the mark away, and write down which node has it.
+    Settle(String),
+    /// Make its LogicalVolume again, which is gone: its LV is still there.
+    PutBack(Box<LogicalVolume>),
+    /// Say that it is gone, and why it is not made again.
+    Missing(String),
     /// Say what is wrong; `over` if the LogicalVolume that could not be made is to be taken away.
     Fail { message: String, over: bool },
     /// Delete its LogicalVolume.
@@ -85,17 +96,71 @@ fn going(view: &View<'_>) -> Act {
     if !has_finalizer(&view.content.metadata, FINALIZER) {
         return Act::Nothing;
     }
-    match view.volume {
-        Some(_) if view.content.spec.deletion_policy == "Delete" => Act::Delete,
-        _ => Act::LetGo,
+    if view.content.spec.deletion_policy != "Delete" {
+        return Act::LetGo;
     }
+    match (view.volume, lost(view)) {
+        (Some(_), _) => Act::Delete,
+        // An LV that nothing names any more would never be found.
+        (None, Some(handle)) if !view.removed => put_back(view, handle),
+        (None, _) => Act::LetGo,
+    }
+}
+
+/// The handle of what was there: it was told to be, or somebody says on which node it is.
+fn lost<'a>(view: &View<'a>) -> Option<&'a str> {
+    let content = view.content;
+    let told = content.status.as_ref().and_then(|status| status.snapshot_handle.as_deref());
+    let was_there = told.is_some() || annotation(&content.metadata, NODE).is_some();
+    handle(content).filter(|_| was_there && view.volume.is_none())
+}
+
+/// The LogicalVolume for the LV that a content names.
+fn put_back(view: &View<'_>, handle: &str) -> Act {
+    let content = view.content;
+    let node = annotation(&content.metadata, NODE).or(view.known.map(|known| known.spec.node_name.as_str()));
+    let Some(node) = node else {
+        return Act::Missing(format!(
+            "its LogicalVolume is gone, and which node has the logical volume {handle} is not known: set the \
+             annotation {NODE} of this object to the node's name"
+        ));
+    };
+    let told = content.status.as_ref().and_then(|status| status.restore_size);
+    let told = told.and_then(|size| u64::try_from(size).ok()).map(Quantity::of);
+    let origin = content.spec.source.volume_handle.as_deref().unwrap_or(handle);
+    let spec = Spec {
+        name: match content.spec.volume_snapshot_ref.uid.as_str() {
+            "" => format!("snapshot-{handle}"),
+            _ => volume_name(content),
+        },
+        node_name: node.to_owned(),
+        size: told.or_else(|| view.known.map(|known| known.spec.size.clone())).unwrap_or_default(),
+        device_class: view.known.map(|known| known.spec.device_class.clone()).unwrap_or_default(),
+        lvcreate_option_class: String::new(),
+        source: view.known.map_or(origin, LogicalVolume::name).to_owned(),
+        access_type: READ_ONLY.to_owned(),
+    };
+    let mut wanted = LogicalVolume::new(view.personality, spec);
+    wanted.metadata.annotations.get_or_insert_default().insert(ADOPTS.to_owned(), handle.to_owned());
+    Act::PutBack(Box::new(wanted))
 }
 
 fn making(view: &View<'_>, marked: bool) -> Act {
     let content = view.content;
     let ready = content.status.as_ref().is_some_and(|status| status.ready_to_use == Some(true));
+    // Another one of today's data would not be it.
+    if let Some(handle) = lost(view) {
+        return put_back(view, handle);
+    }
     if ready {
-        return if marked { Act::Unmark } else { Act::Nothing };
+        let node = view.volume.map(|volume| volume.annotation(NODE).unwrap_or(&volume.spec.node_name));
+        return match node {
+            Some(node) if marked || annotation(&content.metadata, NODE) != Some(node) => {
+                Act::Settle(node.to_owned())
+            }
+            None if marked => Act::Unmark,
+            _ => Act::Nothing,
+        };
     }
     if let Some(wanted) = &content.spec.source.snapshot_handle {
         return match view.volume {
@@ -197,9 +262,24 @@ mod tests {
     }
 
     fn decided(content: &Value, volume: Option<&LogicalVolume>) -> Act {
-        let content: SnapshotContent = serde_json::from_value(content.clone()).unwrap();
         let origin = self::volume("pvc-0", "origin");
-        decide(&View { personality: P, content: &content, origin: Some(&origin), volume })
+        with(content, Some(&origin), volume, false)
+    }
+
+    fn with(
+        content: &Value,
+        origin: Option<&LogicalVolume>,
+        volume: Option<&LogicalVolume>,
+        removed: bool,
+    ) -> Act {
+        let content: SnapshotContent = serde_json::from_value(content.clone()).unwrap();
+        decide(&View { personality: P, content: &content, origin, known: origin, volume, removed })
+    }
+
+    fn ready() -> Value {
+        let mut content = content();
+        content["status"] = json!({"readyToUse": true, "snapshotHandle": "h", "restoreSize": 4096});
+        content
     }
 
     #[test]
@@ -214,8 +294,8 @@ mod tests {
         let ready = Act::Ready { handle: "h".into(), created: 0, size: 4096 };
         assert_eq!(decided(&content, Some(&volume("snapshot-su", "h"))), ready);
         content["status"] = json!({"readyToUse": true, "snapshotHandle": "h"});
-        assert_eq!(decided(&content, Some(&volume("snapshot-su", "h"))), Act::Unmark);
-        content["metadata"]["annotations"] = json!({});
+        assert_eq!(decided(&content, Some(&volume("snapshot-su", "h"))), Act::Settle("n1".into()));
+        content["metadata"]["annotations"] = json!({NODE: "n1"});
         assert_eq!(decided(&content, Some(&volume("snapshot-su", "h"))), Act::Nothing);
     }
 
@@ -245,16 +325,57 @@ mod tests {
         let made = volume("snapshot-su", "h");
         let mut content = content();
         content["status"] = json!({"readyToUse": true, "snapshotHandle": "h"});
+        content["metadata"]["annotations"][NODE] = json!("n1");
         content["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         assert_eq!(decided(&content, Some(&made)), Act::Nothing);
         content["metadata"]["annotations"][BEING_DELETED] = json!("yes");
         assert_eq!(decided(&content, Some(&made)), Act::Delete);
-        assert_eq!(decided(&content, None), Act::LetGo);
+        assert_eq!(with(&content, None, None, true), Act::LetGo);
         content["metadata"]["annotations"][BEING_CREATED] = json!("yes");
-        assert_eq!(decided(&content, Some(&made)), Act::Unmark);
+        assert_eq!(decided(&content, Some(&made)), Act::Settle("n1".into()));
         content["metadata"]["annotations"] = json!({BEING_DELETED: "yes"});
         content["spec"]["deletionPolicy"] = json!("Retain");
         assert_eq!(decided(&content, Some(&made)), Act::LetGo);
+    }
+
+    #[test]
+    fn a_snapshot_whose_logical_volume_is_gone_gets_it_back_and_none_is_taken_anew() {
+        let mut content = ready();
+        let Act::PutBack(wanted) = decided(&content, None) else { panic!() };
+        assert_eq!((wanted.lv(), wanted.name()), ("h", "snapshot-su"));
+        assert_eq!((wanted.spec.node_name.as_str(), wanted.spec.size.bytes()), ("n1", Ok(4096)));
+        assert!(wanted.is_snapshot() && wanted.spec.source == "pvc-0");
+        assert_eq!(decided(&content, Some(&wanted)), Act::Settle("n1".into()));
+        // Also while it is not told to be ready.
+        content["status"]["readyToUse"] = json!(false);
+        assert_eq!(decided(&content, None), Act::PutBack(wanted));
+    }
+
+    #[test]
+    fn one_whose_origin_is_gone_is_where_it_was_written_down_to_be_or_kept_and_told() {
+        let mut content = ready();
+        let Act::Missing(told) = with(&content, None, None, false) else { panic!() };
+        assert!(told.contains("lvms.io/node"), "{told}");
+        content["metadata"]["annotations"][NODE] = json!("n7");
+        let Act::PutBack(wanted) = with(&content, None, None, false) else { panic!() };
+        assert_eq!((wanted.spec.node_name.as_str(), wanted.lv()), ("n7", "h"));
+        assert!(wanted.is_snapshot(), "it is one of {}", wanted.spec.source);
+    }
+
+    #[test]
+    fn a_content_that_goes_takes_its_lv_along_though_its_logical_volume_is_gone() {
+        let mut content = ready();
+        content["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        content["metadata"]["annotations"] = json!({BEING_DELETED: "yes"});
+        assert!(matches!(decided(&content, None), Act::PutBack(_)));
+        assert!(matches!(with(&content, None, None, false), Act::Missing(_)));
+        assert_eq!(with(&content, None, None, true), Act::LetGo);
+        content["spec"]["deletionPolicy"] = json!("Retain");
+        assert_eq!(decided(&content, None), Act::LetGo);
+        // What never was there leaves nothing.
+        content["spec"]["deletionPolicy"] = json!("Delete");
+        content["status"] = Value::Null;
+        assert_eq!(decided(&content, None), Act::LetGo);
     }
 
     #[test]

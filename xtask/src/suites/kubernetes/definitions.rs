@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::protection::{has_lv, made_for};
+use super::restored::Moment;
 use super::scenarios::{READ, WRITE, await_capacity, volume_of};
 use super::{LVMS, await_ready};
 use crate::cache::Cache;
@@ -143,12 +144,17 @@ fn no_volume_is_lost_with_the_definition_and_all_come_back_with_it(cluster: &Clu
         stage.start_pod("user", "used", None)?;
         stage.await_bound("idle")?;
         let written = stage.run_in("user", WRITE)?;
+        let moments = [Moment::take(stage, "thick")?, Moment::take(stage, "thin")?];
         let volumes = [made_for(stage, "used")?, made_for(stage, "idle")?];
+        let origins = [made_for(stage, "thick-origin")?, made_for(stage, "thin-origin")?];
+        let snapshots =
+            moments.each_ref().map(|moment| (moment.volume.clone(), moment.id.clone(), moment.node.clone()));
+        let all = [&volumes[..], &origins, &snapshots].concat();
         cluster.kubectl(["delete", "crd", NAME, "--wait=false"])?;
-        let deleted = while_it_is_deleted(stage, &volumes, &written);
+        let deleted = while_it_is_deleted(stage, &all, &written);
         apply_ours(cluster)?;
         deleted?;
-        for (volume, id, node) in &volumes {
+        for (volume, id, node) in volumes.iter().chain(&origins) {
             cluster.wait_for(&format!("{volume} to be known again"), || {
                 let status = &cluster.get(["logicalvolume", volume])?["status"];
                 ensure!(
@@ -162,7 +168,11 @@ fn no_volume_is_lost_with_the_definition_and_all_come_back_with_it(cluster: &Clu
         }
         stage.await_bound("new")?;
         let made = cluster.kubectl(["get", "logicalvolumes", "--output=name"])?;
-        ensure!(made.lines().count() == 3, "for three claims there are\n{made}");
+        ensure!(made.lines().count() == 7, "for five claims and two snapshots there are\n{made}");
+        for moment in &moments {
+            moment.is_as_it_was(stage)?;
+            await_event(cluster, "default", &moment.content, "LogicalVolumeRestored", &moment.id)?;
+        }
         stage.grow("used", "2Gi")?;
         await_capacity(stage, "used", "2Gi")?;
         ensure!(stage.run_in("user", READ)? == written, "the data has changed");

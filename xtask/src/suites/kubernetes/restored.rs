@@ -9,7 +9,7 @@ use super::scenarios::await_capacity;
 use crate::cluster::Cluster;
 use crate::deployed::{self, NAMESPACE};
 use crate::suites::cluster::Case;
-use crate::suites::stage::{READ, Stage, WRITE, on_a_stage};
+use crate::suites::stage::{READ, Stage, WRITE, await_event, on_a_stage};
 
 pub(super) const CASES: &[Case] = &[
     Case::One(
@@ -21,7 +21,71 @@ pub(super) const CASES: &[Case] = &[
         "no_byte_is_lost_when_objects_are_restored_from_an_old_backup",
         no_byte_is_lost_when_objects_are_restored_from_an_old_backup,
     ),
+    Case::One(
+        "snapshots_whose_logical_volumes_are_gone_or_from_a_backup_are_what_they_were",
+        snapshots_whose_logical_volumes_are_gone_or_from_a_backup_are_what_they_were,
+    ),
+    Case::One(
+        "a_snapshot_deleted_while_its_logical_volume_is_missing_leaves_nothing",
+        a_snapshot_deleted_while_its_logical_volume_is_missing_leaves_nothing,
+    ),
 ];
+
+/// A snapshot of a volume that has other data by now.
+pub(super) struct Moment {
+    /// The VolumeSnapshot.
+    name: String,
+    class: String,
+    pub(super) content: String,
+    /// The LogicalVolume.
+    pub(super) volume: String,
+    pub(super) id: String,
+    pub(super) node: String,
+    written: String,
+}
+
+impl Moment {
+    /// Takes a snapshot of a new volume of a class.
+    pub(super) fn take(stage: &Stage<'_>, class: &str) -> Result<Moment> {
+        let (origin, name) = (format!("{class}-origin"), format!("{class}-moment"));
+        stage.claim(&origin, class, "1Gi")?;
+        stage.start_pod(&origin, &origin, None)?;
+        let written = stage.run_in(&origin, WRITE)?;
+        stage.snapshot(&name, &origin, "lvms")?;
+        stage.await_snapshot(&name)?;
+        stage.run_in(&origin, WRITE)?;
+        stage.remove_pod(&origin)?;
+        let snapshot = stage.get("volumesnapshot", &name)?;
+        let text = |value: &Value| value.as_str().map(str::to_owned).context("a text is missing");
+        let volume = format!("snapshot-{}", text(&snapshot["metadata"]["uid"])?);
+        let logical = stage.cluster.get(["logicalvolume", &volume])?;
+        Ok(Moment {
+            content: text(&snapshot["status"]["boundVolumeSnapshotContentName"])?,
+            id: text(&logical["status"]["volumeID"])?,
+            node: text(&logical["spec"]["nodeName"])?,
+            class: class.to_owned(),
+            name,
+            volume,
+            written,
+        })
+    }
+
+    /// Waits until there is a LogicalVolume for the same LV, and looks whether a copy has the data of that time.
+    pub(super) fn is_as_it_was(&self, stage: &Stage<'_>) -> Result<()> {
+        let cluster = stage.cluster;
+        cluster.wait_for(&format!("the LogicalVolume of {} to be about the same LV", self.name), || {
+            let logical = cluster.get(["logicalvolume", &self.volume])?;
+            ensure!(logical["status"]["volumeID"] == self.id.as_str(), "it is {logical}");
+            Ok(true)
+        })?;
+        ensure!(has_lv(cluster, &self.node, &self.id)?, "{} has lost its data", self.name);
+        let copy = format!("{}-copy", self.class);
+        stage.restore(&copy, &self.name, &self.class, "1Gi")?;
+        stage.start_pod(&copy, &copy, None)?;
+        ensure!(stage.run_in(&copy, READ)? == self.written, "{copy} has other data");
+        stage.remove_pod(&copy)
+    }
+}
 
 const NO_FINALIZERS: &str = r#"{"metadata": {"finalizers": null}}"#;
 
@@ -191,6 +255,45 @@ fn no_byte_is_lost_when_objects_are_restored_from_an_old_backup(cluster: &Cluste
         ensure!(stage.run_in("again", READ)? == written, "the data has changed");
         ensure!(has_lv(cluster, &node, &id)?, "the data is in another logical volume");
         // When the claim is gone, all space must be free: that of a logical volume made in between, too.
+        Ok(())
+    })
+}
+
+fn snapshots_whose_logical_volumes_are_gone_or_from_a_backup_are_what_they_were(
+    cluster: &Cluster,
+) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "moments", "", |stage| {
+        let (gone, kept_in_backup) = (Moment::take(stage, "thick")?, Moment::take(stage, "thin")?);
+        let object = kept(cluster.get(["logicalvolume", &kept_in_backup.volume])?);
+        without_lvms(cluster, || {
+            // Where the origin is not any more says only what was written down.
+            stage.kubectl(&["delete", "pvc", "thin-origin", "--wait=false"])?;
+            tear_out(cluster, "logicalvolume", &gone.volume)?;
+            tear_out(cluster, "logicalvolume", &kept_in_backup.volume)?;
+            cluster.apply(&object.to_string())
+        })?;
+        gone.is_as_it_was(stage)?;
+        await_event(cluster, "default", &gone.content, "LogicalVolumeRestored", &gone.id)?;
+        kept_in_backup.is_as_it_was(stage)
+        // When the namespace is gone, all space must be free: that of a snapshot taken in between, too.
+    })
+}
+
+fn a_snapshot_deleted_while_its_logical_volume_is_missing_leaves_nothing(cluster: &Cluster) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "moment-missing", "", |stage| {
+        for moment in [Moment::take(stage, "thick")?, Moment::take(stage, "thin")?] {
+            without_lvms(cluster, || {
+                tear_out(cluster, "logicalvolume", &moment.volume)?;
+                stage.kubectl(&["delete", "volumesnapshot", &moment.name, "--wait=false"])?;
+                ensure!(has_lv(cluster, &moment.node, &moment.id)?, "the snapshot went with its object");
+                Ok(())
+            })?;
+            let content = &moment.content;
+            cluster.wait_for(&format!("{content} to be gone"), || {
+                is_gone(cluster, "volumesnapshotcontent", content)
+            })?;
+            ensure!(!has_lv(cluster, &moment.node, &moment.id)?, "a snapshot is left that nothing names");
+        }
         Ok(())
     })
 }
