@@ -110,10 +110,13 @@ impl Events {
             message.push('…');
         }
         let said = Said { about, warning, reason, message };
+        let Reference { kind, name, .. } = &said.about;
+        // Only what has one has the field.
+        let namespace = Some(&said.about.namespace).filter(|namespace| !namespace.is_empty());
         if warning {
-            tracing::warn!(kind = said.about.kind, name = said.about.name, reason, "{}", said.message);
+            tracing::warn!(kind, namespace, name, reason, "{}", said.message);
         } else {
-            tracing::info!(kind = said.about.kind, name = said.about.name, reason, "{}", said.message);
+            tracing::info!(kind, namespace, name, reason, "{}", said.message);
         }
         if self.sender.try_send(said).is_err() {
             tracing::debug!("too many events wait: one is in the log only");

@@ -34,6 +34,9 @@ impl NodeVolumes for HostVolumes {
             request.target = engine.runner().real_place(&request.target);
             let inventory = engine.inventory();
             let found = named(desired, &inventory, "volume_id", &request.id, false)?;
+            if let Some(claim) = &found.facts.claim {
+                tracing::Span::current().record("claim", claim);
+            }
             if request.access.mode == Mode::SingleWriter {
                 is_alone(engine, &found.path, &request.target)?;
             }

@@ -112,6 +112,7 @@ where
             method,
             request = number,
             volume = tracing::field::Empty,
+            claim = tracing::field::Empty,
             called = tracing::field::Empty
         );
         let (began, metrics) = (Instant::now(), Arc::clone(&self.telemetry.metrics));

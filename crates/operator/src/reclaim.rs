@@ -154,7 +154,8 @@ impl Reclaim {
         volume: &PersistentVolume,
         logical: &LogicalVolume,
     ) -> Result<Outcome, kube::Error> {
-        tracing::info!(volume = volume.name(), node = logical.spec.node_name, "is to be deleted");
+        let claim = volume.spec.claim_ref.as_ref().map(|of| format!("{}/{}", of.namespace, of.name));
+        tracing::info!(volume = volume.name(), claim, node = logical.spec.node_name, "is to be deleted");
         match self.release.remove(logical).await? {
             Removal::Released => {
                 self.removed.handles().insert(logical.lv().to_owned());

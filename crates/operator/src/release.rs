@@ -14,7 +14,7 @@ use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 use kube::{Api, Resource, ResourceExt};
 use lvms_api::LogicalVolume;
-use lvms_api::names::RELEASED;
+use lvms_api::names::{CLAIM, RELEASED};
 use lvms_cluster::slim::{PersistentVolume, SnapshotContent};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
@@ -209,7 +209,8 @@ impl Release {
             return Ok(());
         }
         let change = json!({ "metadata": { "annotations": { RELEASED: deleted.uid() } } });
-        tracing::info!(volume = deleted.name(), "nothing names it any more: it is released");
+        let claim = deleted.annotation(CLAIM);
+        tracing::info!(volume = deleted.name(), claim, "nothing names it any more: it is released");
         let changed = write::change(&self.context.logical_volumes(), deleted, change).await?;
         self.context.stores.volumes.answered(changed);
         Ok(())

@@ -256,7 +256,9 @@ impl Snapshots {
             }
             return Ok(Outcome::Done);
         }
-        tracing::info!(content = content.name_any(), volume = volume.name(), "is to be deleted");
+        let of = &content.spec.volume_snapshot_ref;
+        let snapshot = format!("{}/{}", of.namespace, of.name);
+        tracing::info!(content = content.name_any(), snapshot, volume = volume.name(), "is to be deleted");
         match self.release.remove(volume).await? {
             Removal::Released => {
                 self.removed.handles().insert(volume.lv().to_owned());
