@@ -166,7 +166,7 @@ impl Volumes {
         match self.act(&object).await {
             Ok(outcome) => outcome,
             Err(Failure::Cluster(error)) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(volume = name, error = %chain(&error), "the API did not take it");
+                self.tell_of_refusal(&object, &error);
                 Outcome::Failed
             }),
             Err(Failure::Host(error)) => self.fail(&object, error).await,
@@ -304,14 +304,7 @@ impl Volumes {
 
     /// What went wrong on the host is told where whoever wanted it looks.
     async fn fail(&self, object: &LogicalVolume, error: Error) -> Outcome {
-        let wanted = if object.is_deleted() {
-            "RemovalFailed"
-        } else if object.volume_id().is_some() {
-            "ExpansionFailed"
-        } else {
-            "CreationFailed"
-        };
-        self.events.warn(self.about(object), wanted, error.message.clone());
+        self.events.warn(self.about(object), wanted(object), error.message.clone());
         // What others are busy with is tried again here; what was refused is for those who wanted it to decide.
         let passes = matches!(error.kind, Kind::Busy | Kind::Unavailable);
         if passes && (object.is_deleted() || object.volume_id().is_none()) {
@@ -330,9 +323,15 @@ impl Volumes {
             && let Err(error) = self.tell(object, &status).await
             && !is_not_found(&error)
         {
-            tracing::warn!(volume = object.name(), error = %chain(&error), "the status could not be written");
+            self.tell_of_refusal(object, &error);
         }
         Outcome::Failed
+    }
+
+    /// What the API does not take cannot be told in the status.
+    fn tell_of_refusal(&self, object: &LogicalVolume, error: &kube::Error) {
+        let told = format!("the API did not take what this node has to say: {}", chain(error));
+        self.events.warn(self.about(object), wanted(object), told);
     }
 
     async fn make(&self, object: &LogicalVolume, making: Making) -> Result<Present, Failure> {
@@ -483,6 +482,17 @@ impl Volumes {
 
     fn about(&self, object: &LogicalVolume) -> Reference {
         Reference::to(object, &self.personality)
+    }
+}
+
+/// What was wanted and failed, as the reason of an event.
+fn wanted(object: &LogicalVolume) -> &'static str {
+    if object.is_deleted() {
+        "RemovalFailed"
+    } else if object.volume_id().is_some() {
+        "ExpansionFailed"
+    } else {
+        "CreationFailed"
     }
 }
 

@@ -226,6 +226,25 @@ impl Capacity {
         Outcome::After(REMINDED)
     }
 
+    /// Tells of what the API does not take where people look: at the class or the node.
+    fn tell_of_refusal(&self, item: &Item, error: &kube::Error) {
+        let stores = &self.context.stores;
+        let about = match item {
+            Item::Pair { class, .. } | Item::Class(class) => {
+                stores.classes.named(class).map(|class| Reference::to(class.as_ref(), &()))
+            }
+            Item::Annotations(node) => stores.nodes.named(node).map(|node| Reference::to(node.as_ref(), &())),
+        };
+        let error = chain(error);
+        match about {
+            Some(about) => {
+                let told = format!("what can be had of it could not be published: {error}");
+                self.context.events.warn(about, "CapacityNotPublished", told);
+            }
+            None => tracing::warn!(?item, error, "capacity could not be published"),
+        }
+    }
+
     fn api(&self, namespace: &str) -> Api<Published> {
         Api::namespaced(self.context.client.clone(), namespace)
     }
@@ -253,7 +272,7 @@ impl Looks<Item> for Capacity {
             }
             Ok(false) => Outcome::Done,
             Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(?item, error = %chain(&error), "capacity could not be published");
+                self.tell_of_refusal(item, &error);
                 Outcome::Failed
             }),
         }

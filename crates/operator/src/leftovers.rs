@@ -275,6 +275,35 @@ impl Leftovers {
     }
 }
 
+impl Leftovers {
+    /// Tells of what the API does not take where people look; of a node that has left only the log can.
+    fn tell_of_refusal(&self, item: &Item, error: &kube::Error) {
+        let (stores, error) = (&self.context.stores, chain(error));
+        let about = match item {
+            Item::Claim(key) => {
+                let claim = stores.claims.get(key);
+                claim.map(|claim| (Reference::to(claim.as_ref(), &()), "FinalizerKept"))
+            }
+            Item::Node(name) => {
+                let node = stores.nodes.named(name);
+                node.map(|node| (Reference::to(node.as_ref(), &()), "NodeGone"))
+            }
+            Item::Gone(_) => None,
+            Item::Volume(name) => {
+                let volume = stores.volumes.named(name);
+                volume.map(|volume| (Reference::to(volume.as_ref(), &self.context.personality), "NodeGone"))
+            }
+        };
+        match about {
+            Some((about, reason)) => {
+                let told = format!("what is left behind could not be dealt with: {error}");
+                self.context.events.warn(about, reason, told);
+            }
+            None => tracing::warn!(?item, error, "what was left behind is still there"),
+        }
+    }
+}
+
 impl Looks<Item> for Leftovers {
     async fn look(&self, item: &Item) -> Outcome {
         let done = match item {
@@ -287,13 +316,7 @@ impl Looks<Item> for Leftovers {
         match done {
             Ok(()) => Outcome::Done,
             Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(?item, error = %chain(&error), "what was left behind is still there");
-                if let Item::Node(name) = item
-                    && let Some(node) = self.context.stores.nodes.named(name)
-                {
-                    let told = format!("what it leaves behind could not be dealt with: {}", chain(&error));
-                    self.context.events.warn(Reference::to(node.as_ref(), &()), "NodeGone", told);
-                }
+                self.tell_of_refusal(item, &error);
                 Outcome::Failed
             }),
         }
@@ -381,5 +404,21 @@ mod tests {
         assert!(told.contains("lv-1 is removed when a node of that name is back"), "{told}");
         let command = r#"kubectl patch logicalvolumes.topolvm.cybozu.com pvc-1 --type=merge --patch '{"metadata":{"finalizers":null}}'"#;
         assert!(told.ends_with(command), "{told}");
+    }
+
+    #[tokio::test]
+    async fn what_the_api_refuses_is_told_of_what_is_left_behind() {
+        let refused = json!({"code": 403, "message": "the lab refuses it"});
+        let (context, asked) = scripted::context(move |_| (403, refused.clone())).await;
+        let leftovers = Leftovers::new(Arc::clone(&context), Departure::Keep);
+        let claim = json!({
+            "metadata": {"namespace": "ns", "name": "data", "uid": "u", "finalizers": ["topolvm.io/pvc"]},
+        });
+        let claim: Claim = serde_json::from_value(claim).unwrap();
+        let key = Key::of(&claim);
+        context.stores.claims.answered(claim);
+        assert_eq!(leftovers.look(&Item::Claim(key)).await, Outcome::Failed);
+        let told = scripted::told(&asked, "FinalizerKept").await;
+        assert!(told.contains("the lab refuses it") && told.contains("PersistentVolumeClaim"), "{told}");
     }
 }

@@ -13,7 +13,7 @@ use lvms_cluster::slim::{
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
 use lvms_cluster::write::{self, is_not_found, passes};
-use lvms_cluster::{Key, Outcome, Work};
+use lvms_cluster::{Key, Outcome, Reference, Work};
 use serde::de::DeserializeOwned;
 
 use crate::Context;
@@ -118,10 +118,35 @@ impl Protect {
         };
         match done {
             Ok(()) => Outcome::Done,
-            Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(?item, error = %chain(&error), "a source is still protected");
-                Outcome::Failed
-            }),
+            Err(error) => match passes(&error) {
+                Some(outcome) => outcome,
+                None => {
+                    self.tell_of_refusal(item, &error).await;
+                    Outcome::Failed
+                }
+            },
+        }
+    }
+
+    /// Tells of what the API does not take where people look: at the source.
+    async fn tell_of_refusal(&self, item: &Item, error: &kube::Error) {
+        let about = match item {
+            Item::Claim(key) => {
+                let claim = self.context.stores.claims.get(key);
+                claim.map(|claim| Reference::to(claim.as_ref(), &()))
+            }
+            Item::Snapshot(key) => {
+                let snapshot = self.api::<VolumeSnapshot>(key).get_opt(&key.name).await;
+                snapshot.ok().flatten().map(|snapshot| Reference::to(&snapshot, &()))
+            }
+        };
+        let error = chain(error);
+        match about {
+            Some(about) => {
+                let told = format!("it is not copied any more, and cannot be let go: {error}");
+                self.context.events.warn(about, "StillProtected", told);
+            }
+            None => tracing::warn!(?item, error, "a source is still protected"),
         }
     }
 
@@ -207,6 +232,7 @@ fn may_be_ours(bound: Option<&PersistentVolume>, driver: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scripted;
     use serde_json::json;
 
     #[test]
@@ -218,5 +244,22 @@ mod tests {
         assert!(may_be_ours(Some(&of("topolvm.io")), "topolvm.io"));
         assert!(!may_be_ours(Some(&of("other")), "topolvm.io"));
         assert!(may_be_ours(None, "topolvm.io"));
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_let_go_is_told_of_the_source() {
+        let (context, asked) =
+            scripted::context(|_| (403, json!({"code": 403, "message": "the lab refuses it"}))).await;
+        let protect = Protect::new(Arc::clone(&context));
+        let claim = json!({
+            "metadata": {"namespace": "ns", "name": "data", "uid": "u", "finalizers": [CLONED]},
+            "spec": {"volumeName": "pvc-1"},
+        });
+        let claim: Claim = serde_json::from_value(claim).unwrap();
+        let key = Key::of(&claim);
+        context.stores.claims.answered(claim);
+        assert_eq!(protect.look(&Item::Claim(key)).await, Outcome::Failed);
+        let told = scripted::told(&asked, "StillProtected").await;
+        assert!(told.contains("the lab refuses it"), "{told}");
     }
 }

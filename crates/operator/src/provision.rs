@@ -37,6 +37,12 @@ const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Du
 /// So long a node and the leader need at the most to tell the scheduler what is left.
 const UNTIL_TOLD: Duration = Duration::from_millis(2500);
 
+/// A node that has not said anything about a volume for so long is told of.
+const NODES_TURN: Duration = Duration::from_secs(60);
+
+/// An event is kept for an hour: that it still waits is told again before.
+const REMINDED: Duration = Duration::from_secs(1800);
+
 /// So many claims are worked on at once.
 const AT_ONCE: usize = 32;
 
@@ -164,6 +170,7 @@ impl Provision {
         tracing::debug!(claim = %Key::of(claim), ?act, "looked at");
         match act {
             Act::Nothing => Ok(Outcome::Done),
+            Act::Await => Ok(volume.map_or(Outcome::Done, |volume| self.await_node(claim, &volume))),
             Act::LeaveAlone(kind) => {
                 let message = format!("Assuming an external populator will provision the volume from {kind}");
                 self.context.events.normal(self.about(claim), "Provisioning", message);
@@ -238,6 +245,22 @@ impl Provision {
         write::delete(&api, left.name(), left.uid()).await?;
         let change = write::finalizers_without(volume, &[&personality.volume_finalizer()]);
         write::change(&api, volume, change).await.map(drop)
+    }
+
+    /// Its node may not run, or may not be able to say anything: whoever looks at the claim is told where to look.
+    fn await_node(&self, claim: &Claim, volume: &LogicalVolume) -> Outcome {
+        let age = age(volume);
+        if let Some(rest) = NODES_TURN.checked_sub(age).filter(|rest| !rest.is_zero()) {
+            return Outcome::After(rest);
+        }
+        let message = format!(
+            "node {} has not told yet that it has made LogicalVolume {}: kubectl describe says of that whether anything \
+             holds it up",
+            volume.spec.node_name,
+            volume.name()
+        );
+        self.context.events.warn(self.about(claim), "WaitsForNode", message);
+        Outcome::After(REMINDED)
     }
 
     /// Takes away what could not be made: its node finds no LV and lets it go.
@@ -318,6 +341,13 @@ impl Provision {
     }
 }
 
+/// How long there has been an object; nothing if the clock of the API server is ahead of ours.
+fn age(volume: &LogicalVolume) -> Duration {
+    let made = volume.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let age = made.map(|made| jiff::Timestamp::now().duration_since(made));
+    age.and_then(|age| Duration::try_from(age).ok()).unwrap_or_default()
+}
+
 impl Looks<Key> for Provision {
     async fn look(&self, key: &Key) -> Outcome {
         let Some(claim) = self.context.stores.claims.get(key) else { return Outcome::Done };
@@ -389,7 +419,7 @@ mod tests {
         }
         running.abort();
         // It is asked again after a while, and later each time.
-        let asked = asked.lock().unwrap().len();
+        let asked = scripted::but_events(&asked).len();
         assert!(asked < 20, "the API was asked {asked} times");
     }
 
@@ -429,7 +459,7 @@ mod tests {
             stores.volumes.answered(volume.clone());
             asked.lock().unwrap().clear();
             provision.look(&Key { namespace: "ns".into(), name: "data".into() }).await;
-            asked.lock().unwrap().clone()
+            scripted::but_events(&asked)
         };
         let all = "/apis/topolvm.io/v1/logicalvolumes";
         let is_there = "GET /api/v1/nodes/n1".to_owned();
@@ -446,5 +476,31 @@ mod tests {
         assert_eq!((left.name(), left.lv(), left.spec.node_name.as_str()), ("left-lv", "lv", "n1"));
         stores.nodes.answered(object(json!({"metadata": {"name": "n1"}})));
         assert_eq!(look(&volume).await, [""; 0]);
+    }
+
+    fn logical(made: jiff::Timestamp) -> Value {
+        json!({
+            "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+            "metadata": {"name": "pvc-data", "uid": "l", "creationTimestamp": made.to_string()},
+            "spec": {"name": "pvc-data", "nodeName": "n1", "size": "1Gi"},
+        })
+    }
+
+    #[tokio::test]
+    async fn a_claim_whose_node_says_nothing_is_told_where_to_look() {
+        let (context, asked) = scripted::context(|_| (404, json!({"code": 404}))).await;
+        let provision = Provision::new(Arc::clone(&context), Protect::new(Arc::clone(&context)));
+        let claim = claim("data", &Value::Null);
+        let key = Key::of(&claim);
+        context.stores.claims.answered(claim);
+        context.stores.nodes.answered(object(json!({"metadata": {"name": "n1"}})));
+        let now = jiff::Timestamp::now();
+        context.stores.volumes.answered(serde_json::from_value(logical(now)).unwrap());
+        assert!(matches!(provision.look(&key).await, Outcome::After(rest) if rest <= NODES_TURN));
+        let long_ago = now - jiff::SignedDuration::from_hours(1);
+        context.stores.volumes.answered(serde_json::from_value(logical(long_ago)).unwrap());
+        assert_eq!(provision.look(&key).await, Outcome::After(REMINDED));
+        let told = scripted::told(&asked, "WaitsForNode").await;
+        assert!(told.contains("\"kind\":\"PersistentVolumeClaim\"") && told.contains("node n1"), "{told}");
     }
 }

@@ -173,7 +173,9 @@ impl Release {
                 Outcome::Failed
             }
             Err(error) => passes(&error).unwrap_or_else(|| {
-                tracing::warn!(volume = name, error = %chain(&error), "it is not known what names it");
+                let told = format!("it cannot be let go, and its data is kept: {}", chain(&error));
+                let about = Reference::to(volume.as_ref(), &self.context.personality);
+                self.context.events.warn(about, "Retained", told);
                 Outcome::Failed
             }),
         }
@@ -280,4 +282,26 @@ fn age_of_deletion(volume: &LogicalVolume) -> Duration {
 /// Whether a PersistentVolume has given its data up.
 pub fn is_given_up(volume: &PersistentVolume) -> bool {
     volume.status.phase == "Released" && volume.spec.persistent_volume_reclaim_policy == "Delete"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scripted;
+
+    #[tokio::test]
+    async fn what_cannot_be_let_go_is_told_of_the_logical_volume() {
+        let (context, asked) =
+            scripted::context(|_| (403, json!({"code": 403, "message": "the lab refuses it"}))).await;
+        let release = Release::new(Arc::clone(&context));
+        let deleted = json!({
+            "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+            "metadata": {"name": "pvc-1", "uid": "lv-1", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "status": {"volumeID": "lv-1"},
+        });
+        context.stores.volumes.answered(serde_json::from_value(deleted).unwrap());
+        assert_eq!(release.look("pvc-1").await, Outcome::Failed);
+        let told = scripted::told(&asked, "Retained").await;
+        assert!(told.contains("the lab refuses it") && told.contains("pvc-1"), "{told}");
+    }
 }

@@ -1,6 +1,7 @@
 //! An API server for tests that answers what it is told to.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use kube::{Client, Config};
 use lvms_api::Personality;
@@ -14,10 +15,27 @@ use crate::question::Question;
 use crate::stores::Stores;
 
 /// What was asked: verb and path.
-type Asked = Arc<Mutex<Vec<String>>>;
+pub(crate) type Asked = Arc<Mutex<Vec<String>>>;
+
+/// What was asked but for events, which are told whenever there is time.
+pub(crate) fn but_events(asked: &Asked) -> Vec<String> {
+    asked.lock().unwrap().iter().filter(|request| !request.starts_with("EVENT")).cloned().collect()
+}
+
+/// Waits until an event with this reason was told, and returns it.
+pub(crate) async fn told(asked: &Asked, reason: &str) -> String {
+    let reason = format!("\"reason\":\"{reason}\"");
+    loop {
+        let said = asked.lock().unwrap().iter().find(|event| event.contains(&reason)).cloned();
+        match said {
+            Some(event) => return event,
+            None => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    }
+}
 
 /// A context whose API is asked with a verb and a path, and answers with a code and an object. What was asked of it is
-/// returned, too, but for events.
+/// returned, too, and of events all that they say.
 pub(crate) async fn context(
     answer: impl Fn(&str) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Arc<Context>, Asked) {
@@ -65,6 +83,8 @@ async fn serve(mut stream: TcpStream, answer: Arc<impl Fn(&str) -> (u16, Value)>
     }
     let line = text.lines().next().unwrap().trim_end_matches(" HTTP/1.1");
     let (code, object) = if line.contains("/events") {
+        let event = String::from_utf8_lossy(&request[head..]).into_owned();
+        asked.lock().unwrap().push(format!("EVENT {event}"));
         (201, json!({}))
     } else {
         asked.lock().unwrap().push(line.to_owned());

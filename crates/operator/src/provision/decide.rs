@@ -63,6 +63,8 @@ pub(super) enum Source {
 pub(super) enum Act {
     /// Nothing, until something happens.
     Nothing,
+    /// Wait for its node, and say so if that says nothing for long.
+    Await,
     /// Say that somebody else fills the volume.
     LeaveAlone(String),
     /// Say what is wrong, and look again later.
@@ -170,6 +172,7 @@ fn made(view: &View<'_>, volume: &LogicalVolume) -> Act {
             Act::Reschedule(status.message)
         }
         (None, _) if status.code != 0 => Act::Discard(status.message),
+        (None, _) => Act::Await,
         _ => Act::Nothing,
     }
 }
