@@ -114,13 +114,17 @@ impl Candidate {
     /// Ends when the lease is lost.
     async fn keep(&mut self) {
         let mut renewed = Instant::now();
+        let mut pause = self.timing.renew;
         loop {
-            tokio::time::sleep(self.timing.renew).await;
+            tokio::time::sleep(pause).await;
             let left = self.timing.renew_deadline.saturating_sub(renewed.elapsed());
             if self.attempt(left).await {
                 renewed = Instant::now();
+                pause = self.timing.renew;
             } else if renewed.elapsed() >= self.timing.renew_deadline {
                 return;
+            } else {
+                pause = self.timing.retry;
             }
         }
     }
