@@ -51,17 +51,12 @@ impl Report {
         let mut configuration = self.host.configuration.watch();
         let mut last = None;
         loop {
-            changes.mark_unchanged();
-            configuration.mark_unchanged();
             match self.write(&mut last).await {
                 Ok(()) => {
                     told.send_replace(last.clone());
-                    tokio::select! {
-                        changed = changes.changed() => if changed.is_err() { return },
-                        changed = configuration.changed() => if changed.is_err() { return },
-                        () = tokio::time::sleep(LOOK) => {}
+                    if !is_to_be_told(&mut changes, &mut configuration).await {
+                        return;
                     }
-                    tokio::time::sleep(INTERVAL).await;
                 }
                 Err(error) => {
                     tracing::warn!(error, "what this node has could not be told");
@@ -98,6 +93,23 @@ impl Report {
         *last = patched.map_err(|error| chain(&error))?.status;
         Ok(())
     }
+}
+
+/// Waits until there is something to tell again; not if nothing can change any more.
+async fn is_to_be_told<A, B>(
+    changes: &mut watch::Receiver<A>,
+    configuration: &mut watch::Receiver<B>,
+) -> bool {
+    let changed = tokio::select! {
+        changed = changes.changed() => changed.is_ok(),
+        changed = configuration.changed() => changed.is_ok(),
+        () = tokio::time::sleep(LOOK) => true,
+    };
+    tokio::time::sleep(INTERVAL).await;
+    // What is told now has all of it.
+    changes.mark_unchanged();
+    configuration.mark_unchanged();
+    changed
 }
 
 /// What this node has now.
@@ -297,5 +309,33 @@ mod tests {
         assert_eq!(same.last_transition_time, first.last_transition_time);
         let other = condition(Some(&status), "X", false, "gone");
         assert_ne!(other.last_transition_time, first.last_transition_time);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_within_a_second_are_told_with_one_write() {
+        let (inventory, mut changes) = watch::channel(());
+        let (desired, mut configuration) = watch::channel(());
+        let writes = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = Arc::clone(&writes);
+        let telling = tokio::spawn(async move {
+            while is_to_be_told(&mut changes, &mut configuration).await {
+                counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            }
+        });
+        let after = |pause: Duration| {
+            let writes = Arc::clone(&writes);
+            async move {
+                tokio::time::sleep(pause).await;
+                writes.load(std::sync::atomic::Ordering::SeqCst)
+            }
+        };
+        inventory.send_replace(());
+        assert_eq!(after(INTERVAL / 2).await, 0);
+        desired.send_replace(());
+        inventory.send_replace(());
+        assert_eq!(after(LOOK / 2).await, 1, "two changes within a second");
+        inventory.send_replace(());
+        assert_eq!(after(2 * INTERVAL).await, 2, "one more, later");
+        telling.abort();
     }
 }

@@ -340,6 +340,7 @@ fn annotations_of(told: &LvmNode, personality: Personality) -> BTreeMap<String, 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scripted;
     use lvms_api::lvm_node::{DeviceClass, Status};
 
     const P: Personality = Personality::Topolvm;
@@ -412,5 +413,64 @@ mod tests {
         let expected: BTreeMap<String, String> =
             expected.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         assert_eq!(annotations_of(&node(), P), expected);
+    }
+
+    /// A node that offers so much of a class, and what is published of that.
+    fn offering(bytes: u64) -> LvmNode {
+        let mut node = LvmNode::new("n1", "lvms");
+        let ssd =
+            DeviceClass { name: "ssd".into(), available: Quantity::of(bytes), ..DeviceClass::default() };
+        node.status = Some(Status { device_classes: vec![ssd], ..Status::default() });
+        node
+    }
+
+    fn published(bytes: &str) -> Value {
+        json!({
+            "metadata": {
+                "namespace": "lvms", "name": "csisc-1", "uid": "u", "resourceVersion": "1",
+                "labels": { MANAGED_BY.0: MANAGED_BY.1 },
+            },
+            "storageClassName": "c", "capacity": bytes,
+            "nodeTopology": {"matchLabels": {"topology.topolvm.io/node": "n1"}},
+        })
+    }
+
+    async fn publisher(
+        answer: impl Fn(&str) -> (u16, Value) + Send + Sync + 'static,
+    ) -> (Capacity, Item, scripted::Asked) {
+        let (context, asked) = scripted::context(answer).await;
+        context.stores.classes.answered(class("WaitForFirstConsumer", "ssd"));
+        context.stores.capacities.answered(serde_json::from_value(published("1")).unwrap());
+        let item = Item::Pair { class: "c".into(), node: "n1".into() };
+        (Capacity::new(context, None), item, asked)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_within_a_second_are_published_with_one_write() {
+        let (capacity, item, asked) = publisher(|_| (200, published("4Ki"))).await;
+        let writes = || asked.lock().unwrap().len();
+        let tell = |bytes: u64| capacity.context.stores.lvm_nodes.answered(offering(bytes));
+        tell(4096);
+        assert_eq!(capacity.look(&item).await, Outcome::Done);
+        assert_eq!(writes(), 1);
+        for bytes in [2048, 1024] {
+            tell(bytes);
+            let Outcome::After(rest) = capacity.look(&item).await else { panic!("written at once") };
+            assert!(rest <= INTERVAL);
+        }
+        assert_eq!(writes(), 1);
+        tokio::time::advance(INTERVAL).await;
+        assert_eq!(capacity.look(&item).await, Outcome::Done);
+        assert_eq!(writes(), 2);
+    }
+
+    #[tokio::test]
+    async fn what_the_api_refuses_is_told_of_the_class() {
+        let (capacity, item, asked) =
+            publisher(|_| (403, json!({"code": 403, "message": "the lab refuses it"}))).await;
+        capacity.context.stores.lvm_nodes.answered(offering(4096));
+        assert_eq!(capacity.look(&item).await, Outcome::Failed);
+        let told = scripted::told(&asked, "CapacityNotPublished").await;
+        assert!(told.contains("the lab refuses it") && told.contains("StorageClass"), "{told}");
     }
 }
