@@ -92,12 +92,24 @@ pub struct VolumeGroup {
     /// How much of it nobody has.
     #[serde(default)]
     pub free: Quantity,
+    /// What of ours no LogicalVolume names; `None` if there is nothing, or that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unnamed: Option<Unnamed>,
     /// Its disks.
     #[serde(default)]
     pub devices: Devices,
     /// Its thin pools.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<Pool>,
+}
+
+/// LVs that no LogicalVolume names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct Unnamed {
+    /// How many.
+    pub count: u64,
+    /// How large they are together; thin ones take less.
+    pub size: Quantity,
 }
 
 /// Disks of a volume group.

@@ -13,6 +13,7 @@
 //! - [`watched`]: the objects of this node, and whether the kubelet knows us.
 //! - [`volumes`]: LogicalVolume objects of this node become LVs.
 //! - [`report`]: what this node has, as an LVMNode.
+//! - [`unnamed`]: LVs of ours that no LogicalVolume names.
 
 mod asked;
 pub mod configuration;
@@ -25,5 +26,6 @@ pub mod report;
 pub mod role;
 pub mod status;
 pub mod telemetry;
+pub mod unnamed;
 pub mod volumes;
 pub mod watched;

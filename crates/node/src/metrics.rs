@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use lvms_api::lvm_node::VolumeGroup;
 use lvms_cluster::Busy;
 use lvms_host::desired::ClassKind;
 use lvms_host::lvm::inventory::{Inventory, Kind};
@@ -77,6 +78,8 @@ pub struct Metrics {
     pool_metadata_size: Gauges,
     configuration_wrong: Gauge,
     stuck: Family<GroupOnNode, Gauge>,
+    unnamed: Family<GroupOnNode, Gauge>,
+    unnamed_bytes: Family<GroupOnNode, Gauge>,
     work_done: Family<WorkOnNode, Gauge>,
     work: Family<WorkOnNode, Gauge>,
     queues: Mutex<Vec<Arc<dyn Busy>>>,
@@ -117,6 +120,18 @@ impl Metrics {
             "Whether an LVM command has not ended by its deadline and holds the volume group up",
             stuck.clone(),
         );
+        let (unnamed, unnamed_bytes) =
+            (Family::<GroupOnNode, Gauge>::default(), Family::<GroupOnNode, Gauge>::default());
+        registry.register(
+            "lvms_volumegroup_unnamed_volumes",
+            "How many LVs of ours no LogicalVolume names",
+            unnamed.clone(),
+        );
+        registry.register(
+            "lvms_volumegroup_unnamed_bytes",
+            "Size of the LVs of ours that no LogicalVolume names",
+            unnamed_bytes.clone(),
+        );
         let (work_done, work) =
             (Family::<WorkOnNode, Gauge>::default(), Family::<WorkOnNode, Gauge>::default());
         registry.register(
@@ -153,6 +168,8 @@ impl Metrics {
             pool_metadata_size,
             configuration_wrong,
             stuck,
+            unnamed,
+            unnamed_bytes,
             work_done,
             work,
             queues: Mutex::default(),
@@ -228,6 +245,19 @@ impl Metrics {
         }
     }
 
+    /// What no LogicalVolume names, as it was told last.
+    pub fn unnamed(&self, groups: &[VolumeGroup]) {
+        self.unnamed.clear();
+        self.unnamed_bytes.clear();
+        for (group, unnamed) in groups.iter().filter_map(|group| Some((group, group.unnamed.as_ref()?))) {
+            let labels = GroupOnNode { node: self.node.clone(), volume_group: group.name.clone() };
+            let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+            self.unnamed.get_or_create(&labels).set(number(unnamed.count));
+            let size = unnamed.size.bytes().unwrap_or_default();
+            self.unnamed_bytes.get_or_create(&labels).set(number(size));
+        }
+    }
+
     fn works(&self, works: &BTreeMap<VolumePath, Work>) {
         self.work_done.clear();
         self.work.clear();
@@ -276,6 +306,8 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lvms_api::Quantity;
+    use lvms_api::lvm_node::Unnamed;
     use lvms_cluster::work::Patience;
     use lvms_host::names::{LvName, VgName};
 
@@ -294,6 +326,21 @@ mod tests {
         }
         metrics.works(&BTreeMap::new());
         assert!(!metrics.written().contains("volume=\"v\""), "{}", metrics.written());
+    }
+
+    #[test]
+    fn what_no_object_names_is_counted_until_it_is_gone() {
+        let metrics = Metrics::new("here");
+        let unnamed = Some(Unnamed { count: 2, size: Quantity::of(4096) });
+        metrics.unnamed(&[VolumeGroup { name: "vg".into(), unnamed, ..VolumeGroup::default() }]);
+        let text = metrics.written();
+        for (figure, value) in [("volumes", 2), ("bytes", 4096)] {
+            let told =
+                format!("lvms_volumegroup_unnamed_{figure}{{node=\"here\",volume_group=\"vg\"}} {value}\n");
+            assert!(text.contains(&told), "{told} is not in\n{text}");
+        }
+        metrics.unnamed(&[VolumeGroup { name: "vg".into(), ..VolumeGroup::default() }]);
+        assert!(!metrics.written().contains("volume_group=\"vg\""), "{}", metrics.written());
     }
 
     #[test]

@@ -7,7 +7,8 @@ use kube::{Api, Client};
 use lvms_api::lvm_node::{
     Condition, Device, DeviceClass, Devices, OptionClass, Pool, State, Status, VolumeGroup,
 };
-use lvms_api::{LvmNode, Quantity};
+use lvms_api::{LogicalVolume, LvmNode, Quantity};
+use lvms_cluster::Store;
 use lvms_cluster::store::chain;
 use lvms_cluster::write::{self, is_not_found};
 use lvms_csi::Error;
@@ -21,6 +22,8 @@ use tokio::sync::watch;
 
 use crate::host_volumes::HostVolumes;
 use crate::known::{options, options_for};
+use crate::metrics::Metrics;
+use crate::unnamed::{self, named, unnamed};
 
 /// From a change to its write: what whoever waits for the change needs is written first, and others that follow are
 /// told with it.
@@ -42,6 +45,10 @@ pub struct Report {
     pub node: String,
     /// The host.
     pub host: Arc<HostVolumes>,
+    /// The LogicalVolumes of this node.
+    pub objects: Arc<Store<LogicalVolume>>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
 }
 
 impl Report {
@@ -69,11 +76,13 @@ impl Report {
     async fn write(&self, last: &mut Option<Status>) -> Result<(), String> {
         let before = last.clone();
         let mistakes = self.host.configuration.mistakes();
+        let objects = Arc::clone(&self.objects);
         let look = move |engine: &Arc<Engine<Linux>>, desired: &Desired| {
-            Ok(status(engine, desired, &mistakes, before.as_ref()))
+            Ok(status(engine, desired, &objects, &mistakes, before.as_ref()))
         };
         let status = self.host.blocking(look).await;
         let status = status.map_err(|Error { message, .. }| message)?;
+        self.metrics.unnamed(&status.volume_groups);
         let api: Api<LvmNode> = Api::namespaced(self.client.clone(), &self.namespace);
         if last.as_ref() == Some(&status) {
             // Somebody may have deleted or changed it, or a write that failed was heard nevertheless.
@@ -116,12 +125,21 @@ async fn is_to_be_told<A, B>(
 fn status(
     engine: &Arc<Engine<Linux>>,
     desired: &Desired,
+    objects: &Store<LogicalVolume>,
     mistakes: &[String],
     before: Option<&Status>,
 ) -> Status {
+    // An object is there before its LV, and as long as that: asked before and after, none is missed.
+    let mut named = named(objects);
     let inventory = engine.inventory();
-    let volume_groups: Vec<VolumeGroup> =
-        desired.groups().into_iter().map(|name| volume_group(engine, desired, &inventory, name)).collect();
+    if let (Some(named), Some(now)) = (&mut named, unnamed::named(objects)) {
+        named.extend(now);
+    }
+    let volume_group = |name| {
+        let unnamed = named.as_ref().and_then(|named| unnamed(desired, &inventory, name, named));
+        VolumeGroup { unnamed, ..volume_group(engine, desired, &inventory, name) }
+    };
+    let volume_groups: Vec<VolumeGroup> = desired.groups().into_iter().map(volume_group).collect();
     let device_classes: Vec<DeviceClass> =
         desired.classes.iter().map(|class| device_class(engine, desired, &volume_groups, class)).collect();
     let states = volume_groups.iter().map(|group| group.state);
@@ -184,6 +202,7 @@ fn volume_group(
         message: stuck.into_iter().chain(missing).collect::<Vec<_>>().join("; "),
         size: Quantity::of(group.extents.bytes(group.extent).0),
         free: Quantity::of(group.free.bytes(group.extent).0),
+        unnamed: None,
         devices: Devices { included: included.collect(), excluded: Vec::new() },
         volumes: desired.classes_of(name).filter_map(|class| pool(engine, group, class)).collect(),
     }

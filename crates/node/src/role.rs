@@ -71,6 +71,8 @@ impl Role {
             namespace,
             node: node.clone(),
             host: Arc::clone(&host),
+            objects: Arc::clone(&objects),
+            metrics: Arc::clone(&metrics),
         };
         let plugin = Plugin::of(&kubelet, personality);
         let socket = plugin.endpoint.clone();
