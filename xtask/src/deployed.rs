@@ -113,7 +113,7 @@ pub(crate) fn install(cluster: &Cluster, shape: Shape) -> Result<()> {
         Shape::Roles => &["node", "operator"],
         Shape::SingleNode => &["single-node"],
     };
-    for manifest in ["base", "admission", "operator-access"].iter().chain(parts) {
+    for manifest in ["base", "operator-access"].iter().chain(parts) {
         let text = manifest_of(manifest)?;
         let socket = format!("args: [single-node, --csi-socket={CONTROLLER_SOCKET}]");
         cluster.apply(&beside(cluster, &text.replace("args: [single-node]", &socket)))?;

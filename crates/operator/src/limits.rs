@@ -1,10 +1,17 @@
 //! What this cluster cannot hold anybody to.
 
-use kube::Client;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
+use kube::core::PartialObjectMeta;
+use kube::{Api, Client};
 use lvms_cluster::store::chain;
 
 /// Since this minor version Kubernetes has ValidatingAdmissionPolicies.
 const POLICIES_SINCE: u32 = 30;
+
+/// What holds a node to its own objects, and the bindings of the same names.
+const POLICIES: [&str; 2] = ["lvms-node-volumes", "lvms-node-report"];
 
 /// Says what is not enforced.
 pub async fn tell(client: &Client) {
@@ -14,9 +21,32 @@ pub async fn tell(client: &Client) {
             "Kubernetes before 1.30 has no ValidatingAdmissionPolicy: any node's token can change the LogicalVolumes of \
              all nodes, and release them for removal"
         ),
-        Ok(_) => {}
+        Ok(_) => match missing(client).await {
+            Ok(missing) if missing.is_empty() => {}
+            Ok(missing) => tracing::warn!(
+                ?missing,
+                "nothing holds a node to what is its own: apply deploy/base.yaml; until then any node's token can change \
+                 the objects of all nodes, and release LogicalVolumes for removal"
+            ),
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "whether nodes are held to what is their own is not known");
+            }
+        },
         Err(error) => tracing::debug!(error = %chain(&error), "the version of Kubernetes is not known"),
     }
+}
+
+/// The policies that are not in force.
+async fn missing(client: &Client) -> Result<Vec<&'static str>, kube::Error> {
+    let policies: Api<PartialObjectMeta<ValidatingAdmissionPolicy>> = Api::all(client.clone());
+    let bindings: Api<PartialObjectMeta<ValidatingAdmissionPolicyBinding>> = Api::all(client.clone());
+    let mut missing = Vec::new();
+    for name in POLICIES {
+        if policies.get_opt(name).await?.is_none() || bindings.get_opt(name).await?.is_none() {
+            missing.push(name);
+        }
+    }
+    Ok(missing)
 }
 
 /// Some distributions write a plus after the minor version.
@@ -28,6 +58,29 @@ fn has_policies(major: &str, minor: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scripted;
+    use serde_json::json;
+
+    #[tokio::test]
+    async fn a_policy_without_its_binding_holds_nobody_to_anything() {
+        let (context, _) = scripted::context(|request| {
+            let is_there = !request.ends_with("bindings/lvms-node-report");
+            let not_found = json!({"code": 404, "reason": "NotFound", "details": {"name": "x"}});
+            if is_there { (200, json!({"metadata": {"name": "x"}})) } else { (404, not_found) }
+        })
+        .await;
+        assert_eq!(missing(&context.client).await.unwrap(), ["lvms-node-report"]);
+    }
+
+    /// Whatever grants a node's account something comes with what limits it.
+    #[test]
+    fn the_policies_are_beside_the_role_that_they_limit() {
+        let base = include_str!("../../../deploy/base.yaml");
+        for name in POLICIES {
+            assert_eq!(base.matches(&format!("metadata: {{name: {name}}}")).count(), 2, "{name}");
+            assert!(base.contains(&format!("policyName: {name}")), "{name}");
+        }
+    }
 
     #[test]
     fn clusters_without_admission_policies_are_known_by_their_version() {

@@ -13,7 +13,7 @@ pub(super) fn install(cluster: &Cluster) -> Result<()> {
     cluster.script(
         "lvms crd --use-legacy true | kubectl apply --server-side -f -
          kubectl apply --server-side -f deploy/legacy.yaml
-         for part in base admission operator-access; do
+         for part in base operator-access; do
            kubectl apply --server-side -f deploy/$part.yaml
          done",
     )?;
