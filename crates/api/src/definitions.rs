@@ -46,6 +46,11 @@ mod tests {
         for (part, field) in [("spec", "size"), ("status", "currentSize")] {
             assert_eq!(schema[part]["properties"][field]["x-kubernetes-int-or-string"], true, "{field}");
         }
+        // Nothing is required that TopoLVM does not require.
+        let root = &version["schema"]["openAPIV3Schema"]["required"];
+        for (part, required) in [("root", root), ("status", &schema["status"]["required"])] {
+            assert_eq!(required, &Value::Null, "{part}");
+        }
         assert_eq!(schema["spec"]["required"], serde_json::json!(["name", "nodeName", "size"]));
         for (field, kind) in [("code", "integer"), ("message", "string"), ("volumeID", "string")] {
             assert_eq!(schema["status"]["properties"][field]["type"], kind, "{field}");

@@ -322,4 +322,13 @@ mod tests {
         assert_eq!(read(serde_json::json!(i64::MIN)), i32::MIN);
         assert_eq!(read(serde_json::json!(1e30)), i32::MAX);
     }
+
+    #[test]
+    fn an_object_without_a_spec_is_read_and_is_no_nodes() {
+        let object = serde_json::json!({
+            "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume", "metadata": {"name": "x", "uid": "u"},
+        });
+        let volume: LogicalVolume = serde_json::from_value(object).unwrap();
+        assert_eq!((volume.name(), volume.spec.node_name.as_str()), ("x", ""));
+    }
 }
