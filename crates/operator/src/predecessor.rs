@@ -293,7 +293,8 @@ mod tests {
         let renewed = renewed.lock().unwrap();
         let gaps = renewed.windows(2).map(|two| two[1] - two[0]);
         let longest = gaps.max().unwrap_or(OLD_CLIENT);
-        assert!(longest < OLD_CLIENT && longest >= TIMING.renew, "{longest:?}");
+        // What fails is tried again before it would be due.
+        assert!(TIMING.renew < longest && longest < 2 * TIMING.renew, "{longest:?}");
         assert!(TIMING.renew_deadline < OLD_CLIENT);
     }
 }
