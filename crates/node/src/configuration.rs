@@ -146,6 +146,8 @@ impl Configuration {
             // What has changed since it was read is seen at once.
             let mut last = None;
             loop {
+                // A link may lead elsewhere now, or its directory be another one.
+                let is_watched = watch_directories(&events, &path).is_ok();
                 match read_replaced(&path, &events) {
                     Ok(text) if last.as_ref() == Some(&text) => {}
                     Ok(text) => {
@@ -158,9 +160,13 @@ impl Configuration {
                         last = None;
                         // With its directory the watch goes, too, and only looking shows that both are back.
                         std::thread::sleep(REPLACED);
-                        let _ = watch_directories(&events, &path);
                         continue;
                     }
+                }
+                // It has come back between the two, and its next change would not be seen.
+                if !is_watched {
+                    std::thread::sleep(REPLACED);
+                    continue;
                 }
                 let mut buffer = [MaybeUninit::uninit(); 4096];
                 if let Err(error) = inotify::Reader::new(&events, &mut buffer).next()
@@ -169,8 +175,6 @@ impl Configuration {
                     tracing::error!(%error, "the configuration is not followed any more");
                     return;
                 }
-                // A link may lead elsewhere now.
-                let _ = watch_directories(&events, &path);
             }
         })?;
         Ok(())
