@@ -1,7 +1,7 @@
 //! An API server for tests that answers what it is told to.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::{Client, Config};
 use lvms_api::Personality;
@@ -24,13 +24,15 @@ pub(crate) fn but_events(asked: &Asked) -> Vec<String> {
 
 /// Waits until an event with this reason was told, and returns it.
 pub(crate) async fn told(asked: &Asked, reason: &str) -> String {
-    let reason = format!("\"reason\":\"{reason}\"");
+    let said = format!("\"reason\":\"{reason}\"");
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        let said = asked.lock().unwrap().iter().find(|event| event.contains(&reason)).cloned();
-        match said {
+        let event = asked.lock().unwrap().iter().find(|event| event.contains(&said)).cloned();
+        match event {
             Some(event) => return event,
             None => tokio::time::sleep(Duration::from_millis(5)).await,
         }
+        assert!(Instant::now() < deadline, "waited in vain for the event {reason}");
     }
 }
 
