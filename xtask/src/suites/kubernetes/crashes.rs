@@ -57,6 +57,9 @@ struct Process<'a> {
     published: usize,
 }
 
+/// The leases of a predecessor's controller and of one of its sidecars.
+const PREDECESSORS: [&str; 2] = ["topolvm", "topolvm-io"];
+
 /// The name of a flow is in this file. Points that were hit are in its neighbour.
 const FLOW: &str = "/run/crashes/flow";
 
@@ -64,7 +67,7 @@ const SUPERVISE: &str = "\
 cd /run/crashes
 while [ ! -e end ]; do
     LVMS_CRASH_WRITES=/run/crashes/flow ./lvms-crash single-node --kubeconfig kubeconfig --namespace lvms-system \\
-        --nodename \"$1\" --node-finalize delete >> log 2>&1
+        --nodename \"$1\" --node-finalize delete --csi-socket /run/crashes/csi.sock >> log 2>&1
     echo $? >> codes
 done
 touch ended
@@ -79,6 +82,12 @@ impl Process<'_> {
         process.scale(0)?;
         let kinds = "lvmnodes,csistoragecapacities";
         cluster.kubectl(["--namespace", NAMESPACE, "delete", kinds, "--all"])?;
+        // A predecessor that has gone: what it acted by is ours before anything else is written.
+        for name in PREDECESSORS {
+            cluster.apply(&format!(
+                "{{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {{name: {name}, namespace: {NAMESPACE}}}}}"
+            ))?;
+        }
         // What it needs for a node that leaves.
         cluster.apply(&deployed::manifest_of("node-finalize-delete")?)?;
         let user = format!("system:serviceaccount:{NAMESPACE}:lvms-single-node");
@@ -112,6 +121,19 @@ impl Process<'_> {
         Ok(())
     }
 
+    /// Asks as a client of CSI does, again and again until it says this. Returns what it said.
+    fn ask(&self, words: &str, answer: &str) -> Result<String> {
+        let (act, words) = words.split_once(' ').context("an act and its words")?;
+        let ask = format!("/opt/lab/bin/lab-csi {act} /run/crashes/csi.sock {words} 2>&1");
+        let mut said = String::new();
+        self.cluster.wait_for(&format!("an answer to {act}"), || {
+            said = self.guest.script(&format!("{ask} && echo answered || true")).run()?.text();
+            ensure!(said.contains(answer), "it says {said}");
+            Ok(true)
+        })?;
+        Ok(said.lines().next().unwrap_or_default().to_owned())
+    }
+
     fn log(&self) -> Result<String> {
         Ok(self.guest.command(["cat", "/run/crashes/log"]).run()?.text())
     }
@@ -126,6 +148,8 @@ impl Process<'_> {
             .run()?;
         let hits = self.guest.command(["cat", "/run/crashes/flow.log"]).run()?.text();
         let codes = self.guest.command(["cat", "/run/crashes/codes"]).run()?.text();
+        let end = ["--namespace", NAMESPACE, "delete", "lease"];
+        self.cluster.kubectl(end.iter().chain(&PREDECESSORS))?;
         self.scale(1)?;
         let node = self.cluster.nodes().first().context("a node")?;
         self.cluster
@@ -138,11 +162,13 @@ impl Process<'_> {
     }
 }
 
-/// Writes that nothing of a single node's volumes needs, and who does them.
+/// Writes that a single node that is killed never makes, and why.
 const ELSEWHERE: &[(&str, &str)] = &[
-    ("cluster/src/lease.rs", "a single node needs no lease"),
-    ("node/src/volumes.rs retain change", "LogicalVolumes that were used after their claim was deleted"),
-    ("operator/src/volumes.rs", "CSI's Controller service, which Kubernetes does not need"),
+    (
+        "cluster/src/lease.rs try_once create",
+        "it needs no lease of its own; a predecessor has made the others",
+    ),
+    ("cluster/src/lease.rs release replace", "only who is told to end gives up a lease"),
 ];
 
 /// Writes that nothing depends on. They come after another one, and whoever was killed at that one does not make them any

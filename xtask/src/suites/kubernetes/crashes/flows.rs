@@ -12,6 +12,7 @@ use crate::suites::stage::Stage;
 pub(super) fn all(stage: &Stage<'_>, process: &Process<'_>) -> Result<()> {
     whole_life(stage, process)?;
     what_cannot_be_made(stage, process)?;
+    what_clients_of_csi_ask(stage, process)?;
     what_others_do(stage, process)
 }
 
@@ -118,6 +119,31 @@ fn what_cannot_be_made(stage: &Stage<'_>, process: &Process<'_>) -> Result<()> {
     told(process.published)
 }
 
+/// What a client asks of CSI's Controller service; no claim does.
+fn what_clients_of_csi_ask(stage: &Stage<'_>, process: &Process<'_>) -> Result<()> {
+    let cluster = stage.cluster;
+    let ask = |words: &str| process.ask(words, "answered");
+    process.arm("csi-create")?;
+    let volume = ask("create asked thin 1073741824")?;
+    process.arm("csi-grow")?;
+    ask(&format!("grow {volume} 2147483648"))?;
+    process.arm("csi-snapshot")?;
+    let snapshot = ask(&format!("snapshot moment {volume}"))?;
+    process.arm("csi-delete")?;
+    ask(&format!("delete-snapshot {snapshot}"))?;
+    ask(&format!("delete {volume}"))?;
+    Books::await_agreement(cluster, 0)?;
+
+    // As much again is more than the pool may promise.
+    process.arm("csi-refused")?;
+    let large = ask("create large thin 12884901888")?;
+    process.ask(&format!("snapshot refused {large}"), "ResourceExhausted")?;
+    let left = cluster.kubectl(["get", "logicalvolumes", "--output=name"])?;
+    ensure!(left.lines().count() == 1, "of a snapshot that was refused there is\n{left}");
+    ask(&format!("delete {large}"))?;
+    Books::await_agreement(cluster, 0)
+}
+
 /// What people and predecessors do to objects, and what nodes leave behind.
 fn what_others_do(stage: &Stage<'_>, process: &Process<'_>) -> Result<()> {
     let cluster = stage.cluster;
@@ -130,27 +156,47 @@ fn what_others_do(stage: &Stage<'_>, process: &Process<'_>) -> Result<()> {
     };
     process.arm("retain")?;
     let volume = bound(stage, "kept")?;
-    let policy = |policy: &str, marked: bool| {
+    let policy = |volume: &str, policy: &str, marked: bool| {
         let patch = format!(r#"{{"spec": {{"persistentVolumeReclaimPolicy": "{policy}"}}}}"#);
-        cluster.kubectl(["patch", "pv", &volume, "--patch", &patch])?;
+        cluster.kubectl(["patch", "pv", volume, "--patch", &patch])?;
         cluster.wait_for(&format!("the PersistentVolume to be kept by what {policy} needs"), || {
-            let finalizers = cluster.get(["pv", &volume])?["metadata"]["finalizers"].to_string();
+            let finalizers = cluster.get(["pv", volume])?["metadata"]["finalizers"].to_string();
             Ok(finalizers.contains("external-provisioner.volume.kubernetes.io/finalizer") == marked)
         })
     };
-    policy("Retain", false)?;
-    policy("Delete", true)?;
-    policy("Retain", false)?;
+    let released = |volume: &str| {
+        cluster.wait_for("the volume to be released", || {
+            Ok(cluster.get(["pv", volume])?["status"]["phase"] == "Released")
+        })
+    };
+    policy(&volume, "Retain", false)?;
+    policy(&volume, "Delete", true)?;
+    policy(&volume, "Retain", false)?;
     stage.kubectl(&["delete", "pvc", "kept", "--wait=false"])?;
-    cluster.wait_for("the volume to be released", || {
-        Ok(cluster.get(["pv", &volume])?["status"]["phase"] == "Released")
-    })?;
+    released(&volume)?;
     Books::await_agreement(cluster, 1)?;
     // Nobody has ever used it: it is nobody's data when nothing names it any more.
     process.arm("orphan")?;
     cluster.kubectl(["delete", "pv", &volume, "--wait=false"])?;
     is_gone("pv", &volume)?;
     is_gone("logicalvolume", &volume)?;
+    Books::await_agreement(cluster, 0)?;
+
+    process.arm("used-orphan")?;
+    let volume = bound(stage, "used")?;
+    stage.start_pod("used", "used", None)?;
+    stage.remove_pod("used")?;
+    policy(&volume, "Retain", false)?;
+    stage.kubectl(&["delete", "pvc", "used", "--wait=false"])?;
+    released(&volume)?;
+    cluster.kubectl(["delete", "pv", &volume, "--wait=false"])?;
+    let annotated =
+        |mark: &str| Ok(!cluster.get(["logicalvolume", &volume])?["metadata"]["annotations"][mark].is_null());
+    cluster.wait_for("its node to be asked about it", || annotated("lvms.io/orphaned"))?;
+    // As from a backup of a time when nobody had used it yet.
+    cluster.kubectl(["annotate", "logicalvolume", &volume, "lvms.io/unused=then"])?;
+    cluster.wait_for("what is not true any more to be taken back", || Ok(!annotated("lvms.io/unused")?))?;
+    cluster.kubectl(["delete", "logicalvolume", &volume, "--wait=false"])?;
     Books::await_agreement(cluster, 0)?;
 
     process.arm("by-hand")?;
