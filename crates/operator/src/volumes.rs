@@ -216,7 +216,13 @@ impl Volumes for ClusterVolumes {
             ..Spec::default()
         };
         match &request.source {
-            None => spec.node_name = self.place(&request, &parameters)?,
+            // What was made for the same request is where it is, and the room for it is taken.
+            None => {
+                spec.node_name = match self.context.stores.volumes.named(&spec.name) {
+                    Some(present) => present.spec.node_name.clone(),
+                    None => self.place(&request, &parameters)?,
+                }
+            }
             Some(source) => {
                 let origin = match source {
                     Source::Snapshot(id) => {
@@ -323,5 +329,46 @@ impl Volumes for ClusterVolumes {
     async fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
         let all = self.context.stores.volumes.filter(|one| one.volume_id().is_some() && one.is_snapshot());
         Ok(all.iter().map(|volume| self.snapshot_of(volume)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::scripted;
+
+    #[tokio::test]
+    async fn a_request_that_is_made_again_finds_its_volume_though_no_room_is_left() {
+        let (context, asked) = scripted::context(|_| (500, json!({"code": 500}))).await;
+        let told = json!({
+            "apiVersion": "lvm.topolvm.io/v2alpha1", "kind": "LVMNode",
+            "metadata": {"name": "n1", "uid": "n1"},
+            "status": {"deviceClasses": [{"name": "thin", "volumeGroup": "vg", "available": "8Gi"}]},
+        });
+        context.stores.lvm_nodes.answered(serde_json::from_value(told).unwrap());
+        let volumes = ClusterVolumes { release: Release::new(Arc::clone(&context)), context };
+        let request = NewVolume {
+            name: "large".to_owned(),
+            size: Size { required: 12 << 30, limit: None },
+            access: Vec::new(),
+            parameters: [("topolvm.io/device-class".to_owned(), "thin".to_owned())].into(),
+            source: None,
+            nodes: Vec::new(),
+        };
+        let deadline = || Instant::now() + Duration::from_secs(60);
+        let refused = volumes.create(request.clone(), deadline()).await.unwrap_err();
+        assert_eq!(refused.kind, Kind::NoSpace, "{refused:?}");
+        let made = json!({
+            "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+            "metadata": {"name": "large", "uid": "lv"},
+            "spec": {"name": "large", "nodeName": "n1", "size": "12Gi", "deviceClass": "thin"},
+            "status": {"volumeID": "lv", "currentSize": "12Gi"},
+        });
+        volumes.context.stores.volumes.answered(serde_json::from_value(made).unwrap());
+        let found = volumes.create(request, deadline()).await.unwrap();
+        assert_eq!((found.id.as_str(), found.node.as_str()), ("lv", "n1"));
+        assert!(asked.lock().unwrap().is_empty(), "nothing is written");
     }
 }
