@@ -393,6 +393,18 @@ mod tests {
         }
     }
 
+    /// A node tells that it has so much left.
+    fn tell_room(stores: &crate::stores::Stores, bytes: u64) {
+        let class = lvms_api::lvm_node::DeviceClass {
+            name: "ssd".into(),
+            available: lvms_api::Quantity::of(bytes),
+            ..Default::default()
+        };
+        let mut node = lvms_api::LvmNode::new("n1", "lvms");
+        node.status = Some(lvms_api::lvm_node::Status { device_classes: vec![class], ..Default::default() });
+        stores.lvm_nodes.answered(node);
+    }
+
     #[tokio::test]
     async fn room_that_comes_and_goes_asks_nothing_about_copies() {
         let (context, asked) = scripted::context(|_| missing()).await;
@@ -406,21 +418,37 @@ mod tests {
         until(|| work.figures().looks >= 2).await;
         for room in 1..=100 {
             let before = work.figures().looks;
-            let class = lvms_api::lvm_node::DeviceClass {
-                name: "ssd".into(),
-                available: lvms_api::Quantity::of(room),
-                ..Default::default()
-            };
-            let mut node = lvms_api::LvmNode::new("n1", "lvms");
-            node.status =
-                Some(lvms_api::lvm_node::Status { device_classes: vec![class], ..Default::default() });
-            stores.lvm_nodes.answered(node);
+            tell_room(stores, room);
             until(|| work.figures().looks > before).await;
         }
         running.abort();
         // It is asked again after a while, and later each time.
         let asked = scripted::but_events(&asked).len();
         assert!(asked < 20, "the API was asked {asked} times");
+    }
+
+    #[tokio::test]
+    async fn claims_that_wait_are_looked_at_when_a_node_answers_again() {
+        let (context, _) = scripted::context(|_| missing()).await;
+        let stores = &context.stores;
+        stores.claims.answered(claim("new", &Value::Null));
+        let provision = Provision::new(Arc::clone(&context), Protect::new(Arc::clone(&context)));
+        let work = provision.work();
+        let running = tokio::spawn(provision.run());
+        until(|| work.figures().looks >= 1).await;
+        // So often in vain that it is not looked at by itself for minutes.
+        for room in 1..=10 {
+            let before = work.figures().looks;
+            tell_room(stores, room);
+            until(|| work.figures().looks > before).await;
+        }
+        let node = |taints: Value| object(json!({"metadata": {"name": "n1"}, "spec": {"taints": taints}}));
+        stores.nodes.answered(node(json!([{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}])));
+        let before = work.figures().looks;
+        stores.nodes.answered(node(Value::Null));
+        let looked = until(|| work.figures().looks > before);
+        tokio::time::timeout(Duration::from_secs(60), looked).await.expect("nobody looks at the claim");
+        running.abort();
     }
 
     #[tokio::test]

@@ -313,3 +313,28 @@ fn status(claim: &Claim, conditions: &[(&str, &str)], allocated: Option<(u64, St
     }
     json!({ "status": status })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scripted;
+
+    #[tokio::test]
+    async fn whoever_keeps_the_kubelet_from_being_asked_keeps_no_claim_from_growing() {
+        let pod = json!({
+            "metadata": {"name": "p"},
+            "spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
+        });
+        let (context, asked) = scripted::context(move |request| {
+            if request.starts_with("PATCH") {
+                return (403, json!({"code": 403, "reason": "Forbidden"}));
+            }
+            (200, json!({"metadata": {}, "items": [pod]}))
+        })
+        .await;
+        let claim = json!({"metadata": {"namespace": "ns", "name": "data"}});
+        let claim: Claim = serde_json::from_value(claim).unwrap();
+        Resize::new(Arc::clone(&context)).nudge(&claim).await.unwrap();
+        assert_eq!(asked.lock().unwrap().len(), 2);
+    }
+}
