@@ -248,9 +248,32 @@ pub enum Refusal {
         /// Its format.
         format: u32,
     },
+    /// Somebody has made something of it that only serves.
+    #[error(
+        "{path} is of LVM's type {segment}: it serves, and is neither grown nor copied: {}",
+        way_back(segment)
+    )]
+    OnlyServes {
+        /// Which.
+        path: VolumePath,
+        /// Its type.
+        segment: String,
+    },
+    /// Options of a class make what is not managed here.
+    #[error(
+        "lvcreate-options: {0} makes a volume that is not managed here: use linear, striped or a type of RAID"
+    )]
+    ForeignType(String),
     /// A pool, or something of LVM's own.
     #[error("{0} is no volume of ours")]
     NotAVolume(VolumePath),
+}
+
+fn way_back(segment: &str) -> &'static str {
+    match segment {
+        "cache" | "writecache" => "take the cache away with lvconvert --uncache",
+        _ => "make it RAID with lvconvert --type raid1",
+    }
 }
 
 fn names(names: &[LvName]) -> String {

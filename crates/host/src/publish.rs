@@ -145,7 +145,7 @@ fn publishable<'a>(inventory: &'a Inventory, path: &VolumePath) -> Result<(&'a V
     if facts.is_unfinished(volume.size) {
         return Err(PublishError::Unfinished(path.clone()));
     }
-    if facts.snapshot || !matches!(volume.kind, Kind::Thick(_) | Kind::Thin { .. }) {
+    if facts.snapshot || !volume.is_volume() || matches!(volume.kind, Kind::Cow { .. }) {
         return Err(PublishError::NotAVolume(path.clone()));
     }
     Ok((volume, facts))

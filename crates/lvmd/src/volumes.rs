@@ -89,7 +89,7 @@ impl LvService for Service {
             let path = path(&class.group, &request.name)?;
             let volume = look(engine, &path)?.ok_or_else(|| missing(&path))?;
             // The engine says of what is no volume that there is none, and the caller would believe that it is gone.
-            if matches!(volume.kind, inventory::Kind::Pool { .. } | inventory::Kind::Other(_)) {
+            if !volume.is_volume() {
                 let problem = format!("{path} is no volume, and is not removed by this protocol");
                 return Err(Error::new(Kind::Precondition, problem));
             }

@@ -252,6 +252,58 @@ fn what_a_newer_version_made_is_left_alone(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_volume_of_which_somebody_makes_something_else_serves_on_or_is_told_and_never_taken_for_gone(
+    lab: &Lab,
+) -> Result {
+    let (_driver, client) = start(lab)?;
+    run("vgextend", ["-qq", "vg", lab.disk(1)])?;
+    let (access, target) = (Access::Filesystem("ext4"), Path::new("/run/test/converted"));
+    let create = || client.create("converted", "thick", 64 << 20, access, None);
+    let make = || -> Result<String> {
+        let id = create()?.volume_id;
+        client.publish(&id, target, access)?;
+        fs::write(target.join("file"), "kept")?;
+        client.unpublish(&id, target)?;
+        Ok(id)
+    };
+    let left = || run("lvs", ["--noheadings", "-o", "lv_name", "vg"]);
+    for (kind, options) in [
+        ("cache", &["--cachevol", "fast"][..]),
+        ("writecache", &["--cachevol", "fast"]),
+        ("mirror", &["--mirrors", "1", "--mirrorlog", "core"]),
+    ] {
+        let id = make()?;
+        let volume = format!("vg/{id}");
+        if kind != "mirror" {
+            run("lvcreate", ["-qq", "-y", "-n", "fast", "-L", "16m", "vg", lab.disk(1)])?;
+            run("lvchange", ["-qq", "-an", "vg/fast"])?;
+        }
+        run("lvchange", ["-qq", "-an", &volume])?;
+        run("lvconvert", [&["-qq", "-y", "--type", kind], options, &[&volume]].concat())?;
+        assert_eq!(create()?.volume_id, id, "{kind}");
+        client.publish(&id, target, access)?;
+        assert_eq!(fs::read_to_string(target.join("file"))?, "kept", "{kind}");
+        assert!(client.stats(&id, target).is_ok(), "{kind}");
+        let only_serves = Expected(Code::FailedPrecondition, "neither grown nor copied");
+        let source = Source::Volume(id.clone());
+        expect(kind, client.grow(&id, 96 << 20, access, None), &only_serves);
+        expect(kind, client.snapshot("moment", &id), &only_serves);
+        expect(kind, client.create("copy", "thick", 64 << 20, access, Some(&source)), &only_serves);
+        client.unpublish(&id, target)?;
+        client.delete(&id)?;
+        assert_eq!(left()?, "pool", "{kind}");
+    }
+    let id = make()?;
+    run("lvconvert", ["-qq", "-y", "--type", "thin-pool", &format!("vg/{id}")])?;
+    let told = Expected(Code::FailedPrecondition, "type thin-pool");
+    expect("publish", client.publish(&id, target, access), &told);
+    expect("stats", client.stats(&id, target), &told);
+    expect("grow", client.grow(&id, 96 << 20, access, None), &told);
+    expect("delete", client.delete(&id), &told);
+    assert!(left()?.contains(&id));
+    Ok(())
+}
+
 /// Puts other programs where the host has its own, and becomes the driver: what it sees of them is seen in its own mount
 /// namespace alone, like a pod's. Each notes that it was used.
 const POD: &str = r#"
@@ -297,6 +349,8 @@ lab_test::main! {
     programs_are_the_hosts_own_whatever_the_driver_has_in_its_root: Needs::disks(1, GIB).guest(),
     a_volume_whose_group_is_not_found_is_not_taken_for_gone: Needs::disks(1, GIB).guest(),
     what_a_newer_version_made_is_left_alone: Needs::disks(1, GIB).guest(),
+    a_volume_of_which_somebody_makes_something_else_serves_on_or_is_told_and_never_taken_for_gone:
+        Needs::disks(2, GIB).guest(),
     a_volume_for_a_single_writer_is_published_on_one_path: Needs::disks(1, GIB).guest(),
     a_target_behind_a_symbolic_link_is_the_place_that_it_leads_to: Needs::disks(1, GIB).guest(),
     a_changed_configuration_takes_effect_and_a_wrong_one_is_told: Needs::disks(1, GIB).guest(),

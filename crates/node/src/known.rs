@@ -32,11 +32,31 @@ pub fn all<'a>(desired: &'a Desired, inventory: &'a Inventory) -> impl Iterator<
 
 fn ours<'a>(group: &inventory::Group, volume: &'a inventory::Volume) -> Option<Found<'a>> {
     let facts = Facts::of(volume);
-    // TopoLVM's volumes have no tags, but names that nobody else gives.
-    let known = facts.name.is_some() || Uuid::try_parse(volume.name.as_str()).is_ok();
-    let other = volume.is_pool() || matches!(volume.kind, inventory::Kind::Other(_));
-    let ours = known && !other && facts.temporary.is_none();
+    let ours = is_named(volume, &facts) && volume.is_volume() && facts.temporary.is_none();
     ours.then(|| Found { path: group.path(&volume.name), volume, facts })
+}
+
+/// TopoLVM's volumes have no tags, but names that nobody else gives.
+fn is_named(volume: &inventory::Volume, facts: &Facts) -> bool {
+    facts.name.is_some() || Uuid::try_parse(volume.name.as_str()).is_ok()
+}
+
+/// What somebody has made of a volume of ours that is none any more: where it is, and LVM's type.
+fn converted(inventory: &Inventory, id: &str) -> Option<(VolumePath, String)> {
+    let name = LvName::parse(id).ok()?;
+    let here = |group: &std::sync::Arc<inventory::Group>| {
+        let volume = group.volumes.get(&name).filter(|volume| is_named(volume, &Facts::of(volume)))?;
+        let kind = match &volume.kind {
+            inventory::Kind::Pool { .. } => "thin-pool".to_owned(),
+            inventory::Kind::Other(segment) if !volume.is_volume() => segment.clone(),
+            inventory::Kind::Other(_)
+            | inventory::Kind::Thick(_)
+            | inventory::Kind::Thin { .. }
+            | inventory::Kind::Cow { .. } => return None,
+        };
+        Some((group.path(&name), kind))
+    };
+    inventory.groups.values().find_map(here)
 }
 
 /// The volume group that has an LV of this name, whatever that is.
@@ -94,6 +114,13 @@ pub fn unknown(desired: &Desired, inventory: &Inventory, field: &str, id: &str) 
     if desired.classes.is_empty() {
         let message =
             format!("{field}: lvmd.yaml is wrong since we started: where {id:?} may be is not known");
+        return Some(Error::new(Kind::Precondition, message));
+    }
+    if let Some((path, kind)) = converted(inventory, id) {
+        let message = format!(
+            "{field}: somebody has made an LV of type {kind} of {path}, with which nothing is done here: make it a volume \
+             again with lvconvert, or remove it with lvremove"
+        );
         return Some(Error::new(Kind::Precondition, message));
     }
     if let Some(group) = elsewhere(desired, inventory, id) {
@@ -200,6 +227,67 @@ mod tests {
         let error = named(&desired, &inventory, "volume_id", "x", false).err().unwrap();
         assert_eq!(error.kind, Kind::Precondition, "{error}");
         assert!(error.message.contains("lvmd.yaml"), "{error}");
+    }
+
+    #[test]
+    fn stripes_of_a_class_and_their_size_are_options_unless_a_class_of_options_is_named() {
+        let text = "device-classes:\n\
+            - {name: plain, volume-group: a, default: true}\n\
+            - {name: sized, volume-group: b, stripe-size: 64k}\n\
+            - {name: striped, volume-group: c, stripe: 2, stripe-size: 64k, lvcreate-options: [--nosync]}\n\
+            lvcreate-option-classes: [{name: mirror, options: [-m1]}]";
+        let desired = lvms_host::desired::lvmd::read(text).unwrap().desired;
+        for (name, option_class, expected) in [
+            ("", "", &[][..]),
+            ("sized", "", &[]),
+            ("striped", "", &["--stripes", "2", "--stripesize", "64k", "--nosync"]),
+            ("striped", "mirror", &["-m1"]),
+        ] {
+            let (class, options) = class(&desired, name, option_class).unwrap();
+            assert_eq!(options_for(class, options), expected, "{name} {option_class}");
+        }
+    }
+
+    #[test]
+    fn what_somebody_has_made_of_a_volume_is_found_if_it_serves_and_told_otherwise() {
+        let id = "0e9b1a4e-6bd1-4c0e-8a55-0c3f7c2d9a01";
+        let of = |kind: inventory::Kind, name: &str, tags: &[&str]| {
+            let mut group = lvms_host::simulated::group(&[10]);
+            let name = LvName::parse(name).unwrap();
+            let volume = inventory::Volume {
+                name: name.clone(),
+                uuid: String::new(),
+                kind,
+                size: Default::default(),
+                tags: tags.iter().map(ToString::to_string).collect(),
+                attributes: String::new(),
+                active: true,
+                areas: Vec::new(),
+            };
+            group.volumes.insert(name.clone(), volume);
+            let inventory = Inventory { groups: [(group.name.clone(), std::sync::Arc::new(group))].into() };
+            let desired = lvms_host::desired::lvmd::read("device-classes: [{name: a, volume-group: vg}]");
+            let desired = desired.unwrap().desired;
+            let found = named(&desired, &inventory, "volume_id", name.as_str(), false);
+            found.map(|_| ()).map_err(|error| (error.kind, error.message))
+        };
+        let other = |segment: &str| inventory::Kind::Other(segment.to_owned());
+        for served in ["cache", "writecache", "mirror"] {
+            assert_eq!(of(other(served), id, &[]), Ok(()), "{served}");
+            assert_eq!(of(other(served), "named", &["lvms.io/name=a"]), Ok(()), "{served}");
+            assert!(matches!(of(other(served), "somebodys", &[]), Err((Kind::NotFound, _))));
+        }
+        let pool = inventory::Kind::Pool { chunk: Default::default(), metadata: Default::default() };
+        for (kind, segment) in
+            [(pool, "thin-pool"), (other("cache-pool"), "cache-pool"), (other("vdo"), "vdo")]
+        {
+            for (name, tags) in [(id, &[][..]), ("named", &["lvms.io/name=a"])] {
+                let told = of(kind.clone(), name, tags);
+                let named = matches!(&told, Err((Kind::Precondition, message)) if message.contains(segment));
+                assert!(named, "{told:?}");
+            }
+            assert!(matches!(of(kind, "somebodys", &[]), Err((Kind::NotFound, _))));
+        }
     }
 
     #[test]

@@ -45,7 +45,9 @@ fn of_refusal(refusal: &Refusal) -> Kind {
         | Refusal::GrowsOnlyAlone { .. }
         | Refusal::GrowsOnlyUnused { .. }
         | Refusal::BlockGrowsOnlyUnused { .. }
+        | Refusal::OnlyServes { .. }
         | Refusal::Newer { .. } => Kind::Precondition,
+        Refusal::ForeignType(_) => Kind::Invalid,
         Refusal::PublishedUnseen { .. } => Kind::Internal,
         Refusal::PerhapsNeeded { .. } => Kind::Unavailable,
         Refusal::NoVolume(_) | Refusal::NoSource(_) | Refusal::NotAVolume(_) => Kind::NotFound,
@@ -93,4 +95,117 @@ pub fn of_publish(error: &PublishError) -> Error {
         PublishError::Probe(_) | PublishError::Tool(..) | PublishError::System { .. } => Kind::Internal,
     };
     Error::new(kind, causes::told(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use lvms_host::filesystem::NotMountable;
+    use lvms_host::mount::{BadFlag, Difference};
+    use lvms_host::names::{LvName, VolumePath};
+    use lvms_host::units::Bytes;
+
+    use super::*;
+
+    fn path() -> VolumePath {
+        lvms_host::simulated::group(&[1]).path(&LvName::parse("v").unwrap())
+    }
+
+    #[test]
+    fn each_refusal_has_its_code() {
+        let (volume, group) = (path(), path().group);
+        let (path, snapshots) = (volume.clone(), vec![volume.volume.clone()]);
+        for (refusal, kind) in [
+            (Refusal::NoGroup(group.clone()), Kind::Precondition),
+            (Refusal::NoPool(path.clone()), Kind::Precondition),
+            (Refusal::PoolUnusable { pool: path.clone(), reason: "" }, Kind::Precondition),
+            (Refusal::GroupClosed { group: group.clone(), reason: "" }, Kind::Precondition),
+            (Refusal::DisksMissing { group: group.clone(), disks: Vec::new() }, Kind::Precondition),
+            (Refusal::BadSource { path: path.clone(), reason: "" }, Kind::Precondition),
+            (Refusal::Published { path: path.clone(), target: "/t".into() }, Kind::Precondition),
+            (Refusal::HasSnapshots { path: path.clone(), snapshots: snapshots.clone() }, Kind::Precondition),
+            (
+                Refusal::GrowsOnlyAlone { path: path.clone(), snapshots: snapshots.clone() },
+                Kind::Precondition,
+            ),
+            (Refusal::GrowsOnlyUnused { path: path.clone(), snapshots }, Kind::Precondition),
+            (Refusal::BlockGrowsOnlyUnused { path: path.clone(), disks: 1, images: 2 }, Kind::Precondition),
+            (Refusal::Newer { path: path.clone(), format: 2 }, Kind::Precondition),
+            (Refusal::OnlyServes { path: path.clone(), segment: "cache".into() }, Kind::Precondition),
+            (Refusal::ForeignType("--type mirror".into()), Kind::Invalid),
+            (Refusal::PublishedUnseen { path: path.clone(), reason: String::new() }, Kind::Internal),
+            (Refusal::PerhapsNeeded { left: path.clone(), groups: Vec::new() }, Kind::Unavailable),
+            (Refusal::NoVolume(path.clone()), Kind::NotFound),
+            (Refusal::NoSource(path.clone()), Kind::NotFound),
+            (Refusal::NotAVolume(path.clone()), Kind::NotFound),
+            (Refusal::NoSpace { place: String::new(), free: Bytes(0), wanted: Bytes(1) }, Kind::NoSpace),
+            (Refusal::PoolFull { pool: path.clone(), data: 91.0, metadata: 1.0 }, Kind::NoSpace),
+            (Refusal::MetadataFull(group), Kind::NoSpace),
+            (Refusal::AboveLimit { size: Bytes(2), limit: Bytes(1) }, Kind::OutOfRange),
+            (Refusal::SmallerThanSource { source_size: Bytes(2), wanted: Bytes(1) }, Kind::OutOfRange),
+            (Refusal::Another { path, difference: String::new() }, Kind::AlreadyExists),
+        ] {
+            let is_limit = matches!(refusal, Refusal::AboveLimit { .. });
+            let growth = if kind == Kind::NoSpace { Kind::OutOfRange } else { kind };
+            let refused = refusal.into();
+            assert_eq!(of_growth(&refused).kind, growth, "{refused}");
+            let error = of_volumes(&refused);
+            assert_eq!(error.kind, kind, "{error}");
+            assert_eq!(error.message.starts_with("capacity_range.limit_bytes: "), is_limit, "{error}");
+        }
+    }
+
+    #[test]
+    fn each_failure_of_lvm_has_its_code() {
+        let said = String::new;
+        for (failure, kind) in [
+            (Failure::NoSpace(said()), Kind::NoSpace),
+            (Failure::MetadataFull(said()), Kind::NoSpace),
+            (Failure::InUse(said()), Kind::Precondition),
+            (Failure::MissingDevice(said()), Kind::Precondition),
+            (Failure::Unsupported(said()), Kind::Precondition),
+            (Failure::Refused(said()), Kind::Invalid),
+            (Failure::Locked(said()), Kind::Busy),
+            (Failure::NotFound(said()), Kind::Busy),
+            (Failure::AlreadyThere(said()), Kind::Busy),
+            (Failure::NotLarger(said()), Kind::Busy),
+            (Failure::Other(said()), Kind::Internal),
+        ] {
+            let growth = if kind == Kind::NoSpace { Kind::OutOfRange } else { kind };
+            let error = failure.into();
+            assert_eq!((of_volumes(&error).kind, of_growth(&error).kind), (kind, growth), "{error}");
+        }
+        for (error, kind) in [
+            (NoTurn::TooLate.into(), Kind::Busy),
+            (volumes::Error::Endless(path()), Kind::Internal),
+            (volumes::Error::Bytes { what: said(), source: io::Error::other("a disk") }, Kind::Internal),
+        ] {
+            assert_eq!(of_volumes(&error).kind, kind, "{error}");
+        }
+    }
+
+    #[test]
+    fn each_failure_to_publish_has_its_code() {
+        let at = || std::path::PathBuf::from("/t");
+        let difference = Difference::With("sync".into());
+        for (error, kind) in [
+            (PublishError::Volume(Refusal::NoVolume(path()).into()), Kind::NotFound),
+            (PublishError::NotAVolume(path()), Kind::NotFound),
+            (PublishError::Flag(BadFlag::Contradiction), Kind::Invalid),
+            (PublishError::Occupied { target: at(), found: String::new() }, Kind::AlreadyExists),
+            (PublishError::Orphaned(path()), Kind::Precondition),
+            (PublishError::Unfinished(path()), Kind::Precondition),
+            (PublishError::NotMountable { path: path(), reason: NotMountable::Vanished }, Kind::Precondition),
+            (PublishError::NotZeroed(path()), Kind::Precondition),
+            (PublishError::Differs { path: path(), at: at(), difference }, Kind::Precondition),
+            (PublishError::Busy(path()), Kind::Busy),
+            (
+                PublishError::System { what: "mounting on", place: at(), source: io::Error::other("no") },
+                Kind::Internal,
+            ),
+        ] {
+            assert_eq!(of_publish(&error).kind, kind, "{error}");
+        }
+    }
 }

@@ -188,9 +188,12 @@ pub enum Kind {
         /// The size of its store for old blocks.
         store: Bytes,
     },
-    /// Something that is none of ours: a cache, a mirror of the old kind, a VDO volume.
+    /// Of a type that is not made here: somebody has put a cache before a volume, or it is a mirror of the old kind.
     Other(String),
 }
+
+/// Other types whose volumes are activated, read, written and removed like any: lvm2 removes a cache with its volume.
+const SERVED: [&str; 3] = ["cache", "writecache", "mirror"];
 
 /// How a thick volume lies on its disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -224,9 +227,18 @@ impl Volume {
         self.tags.iter().any(|other| other == tag)
     }
 
-    /// Whether it is a pool, and no volume for people.
+    /// Whether it is a thin pool.
     pub fn is_pool(&self) -> bool {
         matches!(self.kind, Kind::Pool { .. })
+    }
+
+    /// Whether it is for people: neither a pool nor of a type of which nothing is known.
+    pub fn is_volume(&self) -> bool {
+        match &self.kind {
+            Kind::Thick(_) | Kind::Thin { .. } | Kind::Cow { .. } => true,
+            Kind::Pool { .. } => false,
+            Kind::Other(segment) => SERVED.contains(&segment.as_str()),
+        }
     }
 }
 

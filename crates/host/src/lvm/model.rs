@@ -80,8 +80,8 @@ pub fn apply(group: &mut Group, change: &Change) -> Result<(), Failure> {
 
 fn layout(options: &[String], shape: Shape) -> Layout {
     let words = options.join(" ");
-    let raid =
-        ["raid10", "raid6", "raid5", "raid4", "raid1", "raid0"].into_iter().find(|kind| words.contains(kind));
+    let raid = ["raid10", "raid6", "raid5", "raid4", "raid1", "raid0_meta", "raid0"];
+    let raid = raid.into_iter().find(|kind| words.contains(kind));
     let segment = match raid {
         Some(raid) => raid,
         None if shape.metadata > Extents::ZERO && shape.stripes == 1 => "raid1",

@@ -21,22 +21,37 @@ impl Shape {
 
     /// What lvcreate makes of these options. Options that do not concern the shape are passed over.
     pub fn of_options(options: &[String]) -> Shape {
-        let mut kind: Option<String> = None;
-        let (mut stripes, mut mirrors) = (None, None);
-        for (option, value) in Words(options) {
-            match option {
-                "--type" => kind = Some(value.to_owned()),
-                "-i" | "--stripes" => stripes = value.parse::<u64>().ok(),
-                "-m" | "--mirrors" => mirrors = value.parse::<u64>().ok(),
-                _ => {}
-            }
+        let asked = Asked::of(options);
+        let copies = asked.mirrors.map(|mirrors| mirrors.saturating_add(1));
+        Shape::of_kind(asked.kind(), asked.stripes, copies)
+    }
+
+    /// The same options, with what lvm2 would otherwise take from the host's configuration, in which
+    /// `mirror_segtype_default` and `raid10_segtype_default` may name the old kind of mirrors, and
+    /// `raid_stripe_all_devices` any number of disks.
+    pub fn explicit(mut options: Vec<String>) -> Vec<String> {
+        let asked = Asked::of(&options);
+        let kind = asked.kind();
+        let is_striped = kind.starts_with("raid") && !kind.starts_with("raid1") || kind.starts_with("raid10");
+        let mut more = Vec::new();
+        if asked.kind.is_none() && kind.starts_with("raid") {
+            more.extend(["--type".to_owned(), kind.to_owned()]);
         }
-        let kind = kind.unwrap_or_else(|| match (mirrors.unwrap_or_default(), stripes.unwrap_or_default()) {
-            (0, _) => "striped".to_owned(),
-            (_, 0 | 1) => "raid1".to_owned(),
-            _ => "raid10".to_owned(),
-        });
-        Shape::of_kind(&kind, stripes, mirrors.map(|mirrors| mirrors.saturating_add(1)))
+        if asked.stripes.is_none() && is_striped {
+            more.extend(["--stripes".to_owned(), Shape::of_options(&options).stripes.to_string()]);
+        }
+        options.extend(more);
+        options
+    }
+
+    /// The option that asks for something else than a volume with extents of its own, striped or not, or RAID.
+    pub fn foreign(options: &[String]) -> Option<String> {
+        let is_foreign = |(option, value): &(&str, &str)| match *option {
+            "--type" => !(matches!(*value, "linear" | "striped") || value.starts_with("raid")),
+            other => FOREIGN.contains(&other),
+        };
+        let (option, value) = Words(options).find(is_foreign)?;
+        Some(format!("{option} {value}").trim_end().to_owned())
     }
 
     /// That of a volume that is there.
@@ -54,6 +69,7 @@ impl Shape {
             kind if kind.starts_with("raid4") || kind.starts_with("raid5") => {
                 Shape::of_kind("raid5", Some(devices.saturating_sub(1)), None)
             }
+            "raid0_meta" => Shape::of_kind("raid0_meta", Some(devices), None),
             _ => Shape::of_kind("striped", Some(devices), None),
         }
     }
@@ -70,6 +86,7 @@ impl Shape {
             kind if kind.starts_with("raid4") || kind.starts_with("raid5") => {
                 raid(given(2), given(2).saturating_add(1))
             }
+            "raid0_meta" => raid(given(2), given(2)),
             "raid0" => Shape { stripes: given(2), disks: given(2), metadata: Extents::ZERO },
             _ => Shape { stripes: given(1), disks: given(1), metadata: Extents::ZERO },
         }
@@ -139,6 +156,39 @@ impl Shape {
     }
 }
 
+/// Options that name a type without `--type`.
+const FOREIGN: [&str; 7] = ["-H", "--cache", "-T", "--thin", "-s", "--snapshot", "--vdo"];
+
+/// What options say of the shape.
+struct Asked<'a> {
+    kind: Option<&'a str>,
+    stripes: Option<u64>,
+    mirrors: Option<u64>,
+}
+
+impl<'a> Asked<'a> {
+    fn of(options: &'a [String]) -> Asked<'a> {
+        let mut asked = Asked { kind: None, stripes: None, mirrors: None };
+        for (option, value) in Words(options) {
+            match option {
+                "--type" => asked.kind = Some(value),
+                "-i" | "--stripes" => asked.stripes = value.parse().ok(),
+                "-m" | "--mirrors" => asked.mirrors = value.parse().ok(),
+                _ => {}
+            }
+        }
+        asked
+    }
+
+    fn kind(&self) -> &'a str {
+        self.kind.unwrap_or(match (self.mirrors.unwrap_or_default(), self.stripes.unwrap_or_default()) {
+            (0, _) => "striped",
+            (_, 0 | 1) => "raid1",
+            _ => "raid10",
+        })
+    }
+}
+
 /// Options and their values, however they are written: `-m 1`, `-m1`, `--mirrors 1`, `--mirrors=1`.
 struct Words<'a>(&'a [String]);
 
@@ -194,6 +244,44 @@ mod tests {
         assert_eq!(shape(&["-m2"]), Shape { stripes: 1, disks: 3, metadata: Extents(1) });
         assert_eq!(shape(&[]), Shape::LINEAR);
         assert_eq!(shape(&["--contiguous", "y"]), Shape::LINEAR);
+    }
+
+    #[test]
+    fn the_hosts_configuration_decides_nothing_of_a_shape() {
+        for (options, more) in [
+            (&["-m1"][..], &["--type", "raid1"][..]),
+            (&["-m1", "-i2"], &["--type", "raid10"]),
+            (&["--type=raid10", "-m1"], &["--stripes", "2"]),
+            (&["--type=raid5"], &["--stripes", "2"]),
+            (&["--type=raid6_zr"], &["--stripes", "3"]),
+            (&["--type=raid6", "-i4"], &[]),
+            (&["--type=raid1"], &[]),
+            (&["-i2"], &[]),
+            (&["-m0"], &[]),
+            (&[], &[]),
+        ] {
+            let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+            let explicit = Shape::explicit(words(options));
+            assert_eq!(explicit, [words(options), words(more)].concat(), "{options:?}");
+            assert_eq!(Shape::of_options(&explicit), shape(options), "{options:?}");
+        }
+    }
+
+    #[test]
+    fn options_for_something_else_than_volumes_are_named() {
+        for (options, expected) in [
+            (&["--type=mirror", "-m1"][..], Some("--type mirror")),
+            (&["--nosync", "--type", "cache"], Some("--type cache")),
+            (&["--type=vdo"], Some("--type vdo")),
+            (&["-T", "vg/pool"], Some("-T vg/pool")),
+            (&["--type=raid5_ls"], None),
+            (&["--type", "linear"], None),
+            (&["-m1", "-i2", "--type=striped"], None),
+            (&["--contiguous", "y"], None),
+        ] {
+            let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+            assert_eq!(Shape::foreign(&options).as_deref(), expected, "{options:?}");
+        }
     }
 
     #[test]

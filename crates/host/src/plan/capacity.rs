@@ -13,8 +13,10 @@ use crate::units::{Bytes, Extents};
 const MOST_DATA: f64 = 90.0;
 const MOST_METADATA: f64 = 80.0;
 
-/// A volume's text in the group's metadata is smaller than this.
+/// A volume's text in the group's metadata is smaller than this,
 const ROOM_FOR_ONE: Bytes = Bytes::kib(4);
+/// and that of the two hidden volumes which RAID has on each disk than this.
+const ROOM_FOR_IMAGE: Bytes = Bytes::kib(1);
 
 /// Whether all disks of a group are there. A change without one of them would mark it as lost.
 pub(crate) fn complete(group: &Group) -> Result<(), Refusal> {
@@ -45,10 +47,15 @@ impl<'a> Situation<'a> {
 
     /// The size of the largest new volume that the class admits with these options, or why it admits none.
     pub fn largest(&self, class: &DeviceClass, options: &[String]) -> Result<Bytes, Refusal> {
-        let group = self.usable_group(class)?;
+        let shape = if class.pool().is_none() { Shape::of_options(options) } else { Shape::LINEAR };
+        let images = if shape.metadata > Extents::ZERO { shape.disks } else { 0 };
+        let group =
+            self.usable_group(class, ROOM_FOR_ONE + Bytes(ROOM_FOR_IMAGE.0.saturating_mul(images)))?;
         match &class.kind {
             ClassKind::Thick => {
-                let shape = Shape::of_options(options);
+                if let Some(option) = Shape::foreign(options) {
+                    return Err(Refusal::ForeignType(option));
+                }
                 Ok(shape.largest(group, class.spare.in_extents(group.extent)).bytes(group.extent))
             }
             ClassKind::Thin { pool, overprovision_ratio } => {
@@ -59,7 +66,7 @@ impl<'a> Situation<'a> {
 
     /// By how much a volume of this shape can grow; thin ones share their pool's promise.
     pub fn largest_growth(&self, class: &DeviceClass, shape: Shape) -> Result<Bytes, Refusal> {
-        let group = self.usable_group(class)?;
+        let group = self.usable_group(class, ROOM_FOR_ONE)?;
         match &class.kind {
             ClassKind::Thick => {
                 Ok(shape.largest_growth(group, class.spare.in_extents(group.extent)).bytes(group.extent))
@@ -72,17 +79,17 @@ impl<'a> Situation<'a> {
 
     /// What is there for a store of old blocks: those of snapshots come out of the same extents.
     pub fn largest_store(&self, class: &DeviceClass) -> Result<Extents, Refusal> {
-        let group = self.usable_group(class)?;
+        let group = self.usable_group(class, ROOM_FOR_ONE)?;
         Ok(group.to_be_had().minus(class.spare.in_extents(group.extent)))
     }
 
-    fn usable_group(&self, class: &DeviceClass) -> Result<&'a Group, Refusal> {
+    fn usable_group(&self, class: &DeviceClass, room: Bytes) -> Result<&'a Group, Refusal> {
         let group = self.group(class)?;
         complete(group)?;
         if let Some(reason) = group.is_closed() {
             return Err(Refusal::GroupClosed { group: group.name.clone(), reason });
         }
-        if group.metadata.1 < ROOM_FOR_ONE {
+        if group.metadata.1 < room {
             return Err(Refusal::MetadataFull(group.name.clone()));
         }
         Ok(group)
@@ -137,6 +144,35 @@ mod tests {
     use super::*;
     use crate::simulated::group;
     use crate::simulated::history::{Class, device_class};
+
+    #[test]
+    fn the_more_disks_a_volume_lies_on_the_more_room_it_needs_in_the_metadata() {
+        let admits = |options: &[&str], free: u64| {
+            let group = Group { metadata: (Bytes::mib(1), Bytes::kib(free)), ..group(&[100; 5]) };
+            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+            let situation = Situation { inventory: &inventory, pool: &|_| None };
+            match situation.largest(&device_class(Class::Linear), &options) {
+                Ok(_) => true,
+                Err(refusal) => {
+                    assert!(matches!(refusal, Refusal::MetadataFull(_)), "{refusal}");
+                    false
+                }
+            }
+        };
+        for (options, least) in [(&[][..], 4), (&["-i5"], 4), (&["-m1"], 6), (&["--type=raid6", "-i3"], 9)] {
+            assert!(admits(options, least) && !admits(options, least - 1), "{options:?}");
+        }
+    }
+
+    #[test]
+    fn what_makes_something_else_than_a_volume_is_refused_before_anything_is_made() {
+        let inventory = Inventory { groups: [(group(&[100]).name, Arc::new(group(&[100])))].into() };
+        let situation = Situation { inventory: &inventory, pool: &|_| None };
+        let refused = situation.largest(&device_class(Class::Linear), &["--type=mirror".to_owned()]);
+        assert_eq!(refused, Err(Refusal::ForeignType("--type mirror".to_owned())));
+        assert!(situation.largest(&device_class(Class::Linear), &["--type=linear".to_owned()]).is_ok());
+    }
 
     #[test]
     fn a_group_that_is_closed_has_room_for_nothing() {

@@ -141,7 +141,10 @@ fn begin(
     }
     let (options, tags) = (wish.options.clone(), facts.tags());
     done_by(match &wish.class.kind {
-        ClassKind::Thick => Change::CreateThick { path, extents, options, tags, on: Vec::new() },
+        ClassKind::Thick => {
+            let options = Shape::explicit(options);
+            Change::CreateThick { path, extents, options, tags, on: Vec::new() }
+        }
         ClassKind::Thin { pool, .. } => Change::CreateThin { path, pool: pool.clone(), size, options, tags },
     })
 }
@@ -232,6 +235,8 @@ fn same(wish: &Wish<'_>, volume: &Volume, facts: &Facts, size: Bytes) -> Result<
     let another = |difference: String| Err(Refusal::Another { path: wish.path(), difference });
     let fits = match (&volume.kind, &wish.class.kind) {
         (Kind::Thick(_), ClassKind::Thick) => true,
+        // Somebody has put a cache before it since.
+        (Kind::Other(_), ClassKind::Thick) => volume.is_volume(),
         (Kind::Thin { pool, .. }, ClassKind::Thin { pool: wished, .. }) => pool == wished,
         _ => false,
     };

@@ -35,9 +35,10 @@ pub fn grow(
     let layout = match &volume.kind {
         Kind::Thick(layout) => Some(layout),
         Kind::Thin { .. } => None,
-        Kind::Cow { .. } | Kind::Pool { .. } | Kind::Other(_) => {
-            return Err(Refusal::NotAVolume(path.clone()));
+        Kind::Other(segment) => {
+            return Err(Refusal::OnlyServes { path: path.clone(), segment: segment.clone() });
         }
+        Kind::Cow { .. } | Kind::Pool { .. } => return Err(Refusal::NotAVolume(path.clone())),
     };
     if let Some(step) = zero_rest(path, volume, &facts) {
         return do_next(step);

@@ -3,7 +3,6 @@
 use super::{changeable, done_by};
 use crate::facts::Facts;
 use crate::lvm::Change;
-use crate::lvm::inventory::Kind;
 use crate::names::{LvName, VolumePath};
 use crate::plan::capacity::Situation;
 use crate::plan::{Next, Refusal, Step};
@@ -19,7 +18,7 @@ pub fn remove(situation: Situation<'_>, path: &VolumePath) -> Result<Next, Refus
         return remove_leftovers(situation, path);
     };
     changeable(path, &Facts::of(volume))?;
-    if matches!(volume.kind, Kind::Pool { .. } | Kind::Other(_)) {
+    if !volume.is_volume() {
         return Err(Refusal::NotAVolume(path.clone()));
     }
     let (temporary, snapshots): (Vec<&LvName>, Vec<&LvName>) =

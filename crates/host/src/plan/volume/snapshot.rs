@@ -50,7 +50,8 @@ pub fn snapshot(
             }
             done_by(Change::SnapshotThick { origin, name, store, chunk: None, tags })
         }
-        Kind::Cow { .. } | Kind::Pool { .. } | Kind::Other(_) => {
+        Kind::Other(segment) => Err(Refusal::OnlyServes { path: source.clone(), segment: segment.clone() }),
+        Kind::Cow { .. } | Kind::Pool { .. } => {
             Err(Refusal::BadSource { path: source.clone(), reason: "LVM makes no snapshots of it" })
         }
     }

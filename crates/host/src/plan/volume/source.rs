@@ -67,7 +67,10 @@ impl<'a> Source<'a> {
         let instant = match &volume.kind {
             Kind::Thin { pool, .. } => group.name == wish.class.group && Some(pool) == wish.class.pool(),
             Kind::Thick(_) | Kind::Cow { .. } => false,
-            Kind::Pool { .. } | Kind::Other(_) => return Err(bad("it is no volume")),
+            Kind::Other(segment) => {
+                return Err(Refusal::OnlyServes { path: path.clone(), segment: segment.clone() });
+            }
+            Kind::Pool { .. } => return Err(bad("it is no volume")),
         };
         // A snapshot stands still by itself; anything else is read through one.
         if !instant && !matches!(volume.kind, Kind::Cow { .. }) && temporary(&wish.name).is_none() {
