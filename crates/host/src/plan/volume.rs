@@ -243,6 +243,11 @@ fn same(wish: &Wish<'_>, volume: &Volume, facts: &Facts, size: Bytes) -> Result<
     if !fits || facts.snapshot {
         return another("it is of another class or kind".to_owned());
     }
+    if let Kind::Thick(layout) = &volume.kind
+        && Shape::of_layout(layout) != wish.shape()
+    {
+        return another(format!("it is {} on {} disks", layout.segment, layout.stripes));
+    }
     if facts.source != wish.facts.source {
         return another("it has another source".to_owned());
     }
@@ -330,6 +335,37 @@ mod tests {
             source: Some(path("source")),
         };
         create(situation, &wish)
+    }
+
+    #[test]
+    fn a_volume_of_another_layout_is_another_one() {
+        let layouts: [&[&str]; 7] =
+            [&[], &["-i2"], &["-i3"], &["-m1"], &["--type=raid5"], &["--type=raid6"], &["-m1", "-i2"]];
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        for (made, wished) in layouts.iter().flat_map(|one| layouts.map(|other| (*one, other))) {
+            let mut group = group(&[100; 5]);
+            let (options, on, extents) = (words(made), Vec::new(), Extents(12));
+            let tags = named("v").tags();
+            let change = Change::CreateThick { path: path("v"), extents, options, tags, on };
+            model::apply(&mut group, &change).unwrap();
+            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let class = device_class(Class::Linear);
+            let wish = Wish {
+                name: path("v").volume,
+                class: &class,
+                options: words(wished),
+                size: Bytes::mib(48),
+                limit: None,
+                facts: named("v"),
+                source: None,
+            };
+            let next = create(Situation { inventory: &inventory, pool: &|_| None }, &wish);
+            if made == wished {
+                assert_eq!(next, Ok(Next::Done), "{made:?}");
+            } else {
+                assert!(matches!(next, Err(Refusal::Another { .. })), "{made:?} {wished:?}: {next:?}");
+            }
+        }
     }
 
     #[test]

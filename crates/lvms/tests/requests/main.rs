@@ -21,6 +21,8 @@ const CLASSES: &str = "
   - {name: thin, volume-group: vg, type: thin, thin-pool: {name: pool, overprovision-ratio: 2}}
 lvcreate-option-classes:
   - {name: odd, options: [--no-such-option]}
+  - {name: mirror, options: [-m1]}
+  - {name: old, options: [--type=mirror, -m1]}
 ";
 
 const EXT4: Access = Access::Filesystem("ext4");

@@ -29,7 +29,7 @@ pub(crate) fn wrong_creations(client: &Client) -> Result {
         ..Default::default()
     };
     let exhausted = |part| Expected(Code::ResourceExhausted, part);
-    let rows: [Row<proto::CreateVolumeRequest>; 29] = [
+    let rows: [Row<proto::CreateVolumeRequest>; 31] = [
         ("no name", |r| r.name.clear(), invalid("name")),
         ("long name", |r| r.name = "x".repeat(129), invalid("name")),
         ("a banned character", |r| r.name = "nul\0".into(), invalid("name")),
@@ -102,6 +102,11 @@ pub(crate) fn wrong_creations(client: &Client) -> Result {
             invalid("lvm2 refused"),
         ),
         (
+            "an option for what is not managed",
+            |r| drop(r.parameters.insert(OPTIONS.into(), "old".into())),
+            invalid("--type mirror"),
+        ),
+        (
             "elsewhere",
             |r| r.accessibility_requirements = requisite(HERE, "there"),
             invalid("accessibility_requirements"),
@@ -130,6 +135,14 @@ pub(crate) fn wrong_creations(client: &Client) -> Result {
             "the name of another",
             |r| (r.name, r.capacity_range) = ("good".into(), sized(128 * MIB, 0)),
             Expected(Code::AlreadyExists, "64 MiB"),
+        ),
+        (
+            "the name of another, with redundancy",
+            |r| {
+                r.name = "good".into();
+                r.parameters.insert(OPTIONS.into(), "mirror".into());
+            },
+            Expected(Code::AlreadyExists, "linear on 1 disks"),
         ),
     ];
     table("CreateVolume", &good, &rows, |request| {
