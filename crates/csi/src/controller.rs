@@ -257,20 +257,20 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
             return Ok(Response::new(nothing));
         }
         // A way of access that is never granted has no capacity.
-        let mut least = 0;
+        let mut access = Vec::new();
         if !request.volume_capabilities.is_empty() {
-            let Ok(mut access) = self.granted(&request.volume_capabilities) else {
+            let Ok(granted) = self.granted(&request.volume_capabilities) else {
                 return Ok(Response::new(nothing));
             };
-            let default = request.parameters.get(FILESYSTEM).map(String::as_str);
-            access.iter_mut().for_each(|access| access.complete(default));
-            least = access.iter().map(self.least).max().unwrap_or_default();
+            access = granted;
         }
-        let capacity = self
-            .volumes
-            .capacity(&request.parameters.into_iter().collect(), node.flatten().map(String::as_str))
-            .await?;
-        least = least.max(capacity.least);
+        let default = request.parameters.get(FILESYSTEM).map(String::as_str);
+        access.iter_mut().for_each(|access| access.complete(default));
+        let least = access.iter().map(self.least).max().unwrap_or_default();
+        let (parameters, node) =
+            (request.parameters.into_iter().collect(), node.flatten().map(String::as_str));
+        let capacity = self.volumes.capacity(&parameters, &access, node).await?;
+        let least = least.max(capacity.least);
         // Room for less than the least is room for nothing.
         if capacity.largest < least {
             return Ok(Response::new(nothing));

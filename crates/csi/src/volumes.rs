@@ -42,10 +42,11 @@ pub trait Volumes: Send + Sync + 'static {
         deadline: Instant,
     ) -> impl Future<Output = Result<u64, Error>> + Send;
 
-    /// What can still be had with these parameters, on a node or on any.
+    /// What can still be had with these parameters for these ways of access, on a node or on any.
     fn capacity(
         &self,
         parameters: &BTreeMap<String, String>,
+        access: &[Access],
         node: Option<&str>,
     ) -> impl Future<Output = Result<Capacity, Error>> + Send;
 

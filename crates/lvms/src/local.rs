@@ -10,6 +10,7 @@ use lvms_csi::{Error, Volumes};
 use lvms_host::desired::Desired;
 use lvms_host::filesystem::Filesystem;
 use lvms_host::mount::Flags;
+use lvms_host::plan::volume::is_for_block;
 use lvms_host::runner::Linux;
 use lvms_host::units::Bytes;
 use lvms_host::volumes::Volumes as Engine;
@@ -158,6 +159,7 @@ impl Volumes for LocalVolumes {
     async fn capacity(
         &self,
         parameters: &BTreeMap<String, String>,
+        access: &[Access],
         node: Option<&str>,
     ) -> Result<Capacity, Error> {
         if node.is_some_and(|node| node != self.node) {
@@ -165,8 +167,12 @@ impl Volumes for LocalVolumes {
         }
         let named =
             (parameter(parameters, DEVICE_CLASS).to_owned(), parameter(parameters, OPTION_CLASS).to_owned());
+        let block = access.iter().any(|access| access.how == How::Block);
         let look = move |engine: &Arc<Engine<Linux>>, desired: &Desired| {
             let (class, options) = class(desired, &named.0, &named.1)?;
+            if block && !is_for_block(&engine.inventory(), class) {
+                return Ok(Bytes::ZERO);
+            }
             // Whatever refuses a new volume means that there is none to be had.
             Ok(engine.capacity(class, &options_for(class, options)).unwrap_or_default())
         };

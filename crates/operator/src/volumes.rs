@@ -10,7 +10,7 @@ use lvms_api::names::VOLUME_MODE;
 use lvms_api::{LogicalVolume, Quantity};
 use lvms_cluster::store::chain;
 use lvms_cluster::write::{self, Created, is_conflict};
-use lvms_csi::request::{How, Size};
+use lvms_csi::request::{Access, How, Size};
 use lvms_csi::volumes::{Capacity, Condition, NewVolume, Snapshot, Source, Volume, Volumes};
 use lvms_csi::{Error, Kind};
 use serde_json::json;
@@ -294,6 +294,7 @@ impl Volumes for ClusterVolumes {
     async fn capacity(
         &self,
         parameters: &BTreeMap<String, String>,
+        _: &[Access],
         node: Option<&str>,
     ) -> Result<Capacity, Error> {
         let parameters = self.parameters(parameters)?;

@@ -9,6 +9,7 @@ pub use growth::grow;
 pub use removal::{remove, remove_with};
 pub use snapshot::{FULL_ENOUGH, extend_store, is_half_made, snapshot};
 pub(crate) use source::has_former_bytes;
+pub use source::is_for_block;
 use source::{Source, does_not_zero, leftover, temporary, zeroes};
 
 use super::capacity::Situation;

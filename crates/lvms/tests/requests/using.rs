@@ -1,5 +1,6 @@
 //! Volumes are published, measured and looked at.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use lab_csi::proto::volume_capability::access_mode::Mode;
@@ -198,6 +199,25 @@ pub(crate) fn wrong_questions_for_capacity(lab: &Lab, client: &Client) -> Result
     ];
     for (position, change) in never.into_iter().enumerate() {
         assert_eq!(capacity(change)?.available_capacity, 0, "row {position}");
+    }
+    // Nor has a pool that does not zero, for block devices.
+    let thin = |access: Access| {
+        let request = proto::GetCapacityRequest {
+            parameters: HashMap::from([(CLASS.into(), "thin".into())]),
+            volume_capabilities: vec![access.capability()],
+            ..Default::default()
+        };
+        client.controller(async |mut controller| controller.get_capacity(request).await)
+    };
+    for (zeroes, is_none) in [("n", true), ("y", false)] {
+        run("lvchange", ["-qq", "--zero", zeroes, "vg/pool"])?;
+        let made = client.create("block", "thin", 8 * MIB, Access::Block, None);
+        assert_eq!(made.is_err(), is_none);
+        assert_eq!(thin(Access::Block)?.available_capacity == 0, is_none);
+        assert!(thin(EXT4)?.available_capacity > 0);
+        if let Ok(volume) = made {
+            client.delete(&volume.volume_id)?;
+        }
     }
     // Room for less than the least that is made of it is no room.
     let least = |r: &mut proto::GetCapacityRequest| {

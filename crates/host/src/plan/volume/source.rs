@@ -2,9 +2,10 @@
 
 use super::snapshot::{is_half_made, store};
 use super::{Wish, changeable};
+use crate::desired::DeviceClass;
 use crate::facts::Facts;
 use crate::lvm::inventory::Kind;
-use crate::lvm::{Change, Group, Volume};
+use crate::lvm::{Change, Group, Inventory, Volume};
 use crate::names::{LvName, VolumePath};
 use crate::plan::Refusal;
 use crate::plan::capacity::Situation;
@@ -34,7 +35,13 @@ pub(super) fn zeroes(group: &Group, pool: &LvName) -> bool {
     group.volumes.get(pool).is_some_and(|pool| pool.attribute(8) == 'z')
 }
 
-/// Then it gives nothing to block devices of ours.
+/// Whether new block devices are made of a class.
+pub fn is_for_block(inventory: &Inventory, class: &DeviceClass) -> bool {
+    let group = inventory.groups.get(&class.group);
+    class.pool().is_none_or(|pool| group.is_some_and(|group| zeroes(group, pool)))
+}
+
+/// A pool that does not gives nothing to block devices of ours.
 pub(super) fn does_not_zero(group: &Group, pool: &LvName) -> Refusal {
     let reason = "it does not zero what it gives, and a block device would show what was there before: run \
                   lvchange --zero y on it";
