@@ -1,12 +1,13 @@
 //! Volume groups: whether they are there, and what is left of them.
 
-use lvms_host::desired::{ClassKind, Desired};
+use lvms_host::desired::{ClassKind, Desired, DeviceClass};
 use lvms_host::facts::Facts;
 use lvms_host::lvm::inventory::{Group, Inventory};
 use lvms_host::names::VolumePath;
 use lvms_host::plan::capacity::Situation;
 use lvms_host::runner::{Linux, Runner};
 use lvms_host::units::Bytes;
+use lvms_node::known::{options, options_for};
 
 use super::Findings;
 
@@ -26,13 +27,20 @@ pub(super) fn check_suspended(linux: &Linux, desired: Option<&Desired>, findings
 pub(super) fn check(linux: &Linux, desired: &Desired, inventory: &Inventory, findings: &mut Findings) {
     let pool = |path: &VolumePath| linux.pool(path).ok().flatten();
     let situation = Situation { inventory, pool: &pool };
+    let mut check_room = |class: &DeviceClass, what: &str, options: Vec<String>| match situation
+        .largest(class, &options_for(class, options))
+    {
+        Ok(free) if free.0 == 0 => findings.warn(what, "has no room for another volume"),
+        Ok(free) => findings.ok(what, format!("has room for a volume of {free}")),
+        Err(refusal) => findings.error(what, refusal.to_string()),
+    };
     for class in &desired.classes {
         let what = format!("class {}", class.name);
-        let options = if matches!(class.kind, ClassKind::Thick) { class.options.clone() } else { Vec::new() };
-        match situation.largest(class, &options) {
-            Ok(free) if free.0 == 0 => findings.warn(&what, "has no room for another volume"),
-            Ok(free) => findings.ok(&what, format!("has room for a volume of {free}")),
-            Err(refusal) => findings.error(&what, refusal.to_string()),
+        check_room(class, &what, options(class));
+        if matches!(class.kind, ClassKind::Thick) {
+            for (name, options) in &desired.option_classes {
+                check_room(class, &format!("{what} with option class {name}"), options.clone());
+            }
         }
     }
     for pool in desired
