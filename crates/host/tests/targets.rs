@@ -90,6 +90,11 @@ fn differing_flags_and_occupied_targets_are_refused_by_name(lab: &Lab) -> Result
         let occupied = engine.publish(&one, &target("one"), &access, None);
         assert!(matches!(occupied, Err(PublishError::Occupied { .. })), "{access:?}: {occupied:?}");
     }
+    for flags in [&["data=journal"][..], &["commit=60"], &["nosuid"], &["noatime", "nodev"]] {
+        let occupied = engine.publish(&one, &target("one"), &with(flags), None);
+        assert!(matches!(occupied, Err(PublishError::Occupied { .. })), "{flags:?}: {occupied:?}");
+    }
+    publish(&engine, &one, "one", &with(&["data=ordered", "suid"]))?;
     let forbidden = engine.publish(&two, &target("two"), &with(&["loop"]), None);
     assert!(matches!(forbidden, Err(PublishError::Flag(_))));
     let unknown = engine.publish(&two, &target("two"), &with(&["no-such-option"]), None);
@@ -118,6 +123,7 @@ fn equal_flags_are_equal_however_the_kernel_tells_them(lab: &Lab) -> Result {
             read_only: false,
         };
         let one = publish(&engine, &volume, "one", &with(flags))?;
+        publish(&engine, &volume, "one", &with(flags))?;
         let two = publish(&engine, &volume, "two", &with(flags))?;
         let differs = engine.publish(&volume, &target("three"), &with(&["commit=7"]), None);
         assert!(matches!(&differs, Err(PublishError::Differs { .. })), "{flags:?}: {differs:?}");

@@ -44,7 +44,7 @@ impl Publication<'_> {
     pub(super) fn filesystem(&self, kind: Filesystem, flags: Flags) -> Result<(), PublishError> {
         let mounts = self.mounts()?;
         if let Some(present) = mount::at(&mounts, self.target).last() {
-            self.is_published(present, kind.name(), flags.is_read_only())?;
+            self.is_published(present, kind.name(), &flags)?;
             return self.volumes.grow_mounted(self.path, kind, &mounts, present, self.deadline);
         }
         let whole = |mount: &&Mount| mount.device == self.number && mount.root == Path::new("/");
@@ -65,13 +65,17 @@ impl Publication<'_> {
     }
 
     /// Checks that what is mounted on the target is this volume, in this way.
-    fn is_published(&self, present: &Mount, wanted: &str, read_only: bool) -> Result<(), PublishError> {
+    fn is_published(&self, present: &Mount, wanted: &str, flags: &Flags) -> Result<(), PublishError> {
         let found = if present.device != self.number {
             format!("{} ({})", present.source, present.filesystem)
         } else if present.filesystem != wanted {
             format!("this volume, as {}", present.filesystem)
-        } else if present.is_read_only() != read_only {
+        } else if present.is_read_only() != flags.is_read_only() {
             itself(present)
+        } else if let Some(difference) = flags.difference(present) {
+            format!("this volume, {difference}")
+        } else if !Linux::is_mounted_with(&flags.own, present) {
+            format!("this volume, with {}", present.options.join(","))
         } else {
             return Ok(());
         };

@@ -92,6 +92,11 @@ fn is_old(error: &io::Error) -> bool {
     [Errno::NOSYS, Errno::INVAL].iter().any(|old| error.raw_os_error() == Some(old.raw_os_error()))
 }
 
+/// Those of them that the kernel tells in its list: that it has its own way with times, or a strict one, it does not.
+pub(super) fn told(flags: &[String]) -> MountFlags {
+    bits(flags).difference(MountFlags::RELATIME | MountFlags::STRICTATIME)
+}
+
 /// In two steps, then.
 fn remount(target: &Path, own: MountFlags) -> io::Result<()> {
     let set = if own.contains(MountFlags::NOSYMFOLLOW) {
@@ -224,6 +229,22 @@ mod tests {
         assert_eq!(of(&["noatime", "atime"]), MountFlags::RELATIME);
         assert_eq!(of(&["nosuid", "noexec", "suid"]), MountFlags::NOEXEC | MountFlags::RELATIME);
         assert_eq!(of(&["nodiratime"]), MountFlags::NODIRATIME | MountFlags::RELATIME);
+    }
+
+    #[test]
+    fn what_is_asked_for_is_compared_with_what_the_kernel_tells() {
+        let told = |flags: &[&str]| told(&flags.iter().map(|flag| (*flag).to_owned()).collect::<Vec<_>>());
+        for (asked, mounted, is_same) in [
+            (&[][..], &["rw", "relatime"][..], true),
+            (&["strictatime"], &["rw"], true),
+            (&["nosuid", "suid"], &["rw", "relatime"], true),
+            (&["ro", "noatime", "nodev"], &["ro", "nodev", "noatime"], true),
+            (&["nosuid"], &["rw", "relatime"], false),
+            (&[], &["rw", "nosuid", "relatime"], false),
+            (&["noatime"], &["rw", "relatime"], false),
+        ] {
+            assert_eq!(told(asked) == told(mounted), is_same, "{asked:?} {mounted:?}");
+        }
     }
 
     #[test]

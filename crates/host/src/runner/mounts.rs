@@ -159,6 +159,11 @@ impl Linux {
         self.effect("bind", || attach::bind(source, target, own))
     }
 
+    /// Whether a mount has these options of its own, and no others.
+    pub fn is_mounted_with(own: &[String], mounted: &Mount) -> bool {
+        attach::told(own) == attach::told(&mounted.options)
+    }
+
     /// Unmounts whatever is topmost at a place.
     pub fn unmount(&self, target: &Path) -> io::Result<()> {
         tracing::info!(target = %target.display(), "unmounts");
@@ -298,4 +303,18 @@ fn shared(options: &[String]) -> io::Result<(MountFlags, CString)> {
 /// Whether an error means that nothing is mounted there.
 pub(crate) fn is_not_mounted(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::INVAL.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_with_categories_reaches_the_kernel_in_one_piece_and_flags_of_the_call_as_bits() {
+        let context = "context=\"system_u:object_r:container_file_t:s0:c1,c2\"";
+        let options = ["sync", context, "lazytime", "data=journal", "async"].map(str::to_owned);
+        let (bits, words) = shared(&options).unwrap();
+        assert_eq!(bits, MountFlags::SYNCHRONOUS | MountFlags::LAZYTIME);
+        assert_eq!(words.to_str().unwrap(), format!("{context},data=journal"));
+    }
 }
