@@ -118,10 +118,9 @@ impl Reader {
         for field in self.list(&root, "lvcreate-option-classes") {
             self.remark_unknown(&field, &OPTION_CLASS);
             let options = field.get("options").map(|options| self.texts(&options)).unwrap_or_default();
-            if let Some(name) = self.text(&field, "name") {
-                desired.option_classes.insert(name, options);
-            } else {
-                self.wrong(&field, "has no name: give it one".into());
+            match self.text(&field, "name").filter(|name| !name.is_empty()) {
+                Some(name) => drop(desired.option_classes.insert(name, options)),
+                None => self.remark(&field, "has no effect without a name: give it one".into()),
             }
         }
         self.classes(&root, &mut desired);
@@ -189,6 +188,9 @@ impl Reader {
         let group = self.name(field, "volume-group", "name the volume group", VgName::parse);
         let kind = self.kind(field);
         let spare = self.number(field, "spare-gb").unwrap_or(SPARE_GIB);
+        if matches!(kind, Some(ClassKind::Thin { .. })) {
+            self.remark_without_effect(field);
+        }
         let stripe_size = self.text(field, "stripe-size").filter(|size| !size.is_empty());
         if let Some(size) = &stripe_size
             && !is_stripe_size(size)
@@ -342,6 +344,25 @@ impl Reader {
         }
     }
 
+    /// Thin volumes lie in their pool as it is.
+    fn remark_without_effect(&mut self, class: &Field<'_>) {
+        for key in ["stripe", "stripe-size", "lvcreate-options"] {
+            let is_nothing = |node: &Node| match &node.value {
+                Value::List(items) => items.is_empty(),
+                Value::Null => true,
+                _ => scalar(node).is_some_and(|text| text.is_empty() || text == "0"),
+            };
+            if let Some(field) = class.get(key).filter(|field| !is_nothing(field.node)) {
+                let problem = "has no effect: volumes of a thin class lie in their pool as it is";
+                self.remark(&field, problem.into());
+            }
+        }
+    }
+
+    fn remark(&mut self, field: &Field<'_>, problem: String) {
+        self.remarks.push(Mistake { line: field.node.line, field: field.name.clone(), problem });
+    }
+
     fn wrong(&mut self, field: &Field<'_>, problem: String) {
         self.mistakes.push(Mistake { line: field.node.line, field: field.name.clone(), problem });
     }
@@ -469,6 +490,40 @@ device-classes:
         }
         let null = "device-classes: [{name: a, volume-group: v, spare-gb: null, default: null}]";
         assert_eq!(read(null).unwrap().desired.classes[0].spare, Bytes::gib(10));
+    }
+
+    #[test]
+    fn what_has_no_effect_is_remarked_and_keeps_nobody_from_the_rest() {
+        let text = "\
+device-classes:
+  - name: a
+    volume-group: vg
+    stripe: 2
+  - name: b
+    type: thin
+    volume-group: vg
+    thin-pool: {name: p, overprovision-ratio: 1}
+    stripe: 2
+    stripe-size: 64k
+    lvcreate-options: [-m1]
+  - {name: c, type: thin, volume-group: vg, thin-pool: {name: q, overprovision-ratio: 1}, stripe: 0, lvcreate-options: []}
+lvcreate-option-classes:
+  - options: [-m1]
+  - {name: '', options: [-m1]}
+  - {name: mirror, options: [-m1]}
+";
+        let Read { desired, remarks } = read(text).unwrap();
+        assert_eq!((desired.classes.len(), desired.option_classes.len()), (3, 1));
+        let remarks: Vec<(u64, &str)> =
+            remarks.iter().map(|remark| (remark.line, remark.field.as_str())).collect();
+        let expected = [
+            (14, "lvcreate-option-classes[0]"),
+            (15, "lvcreate-option-classes[1]"),
+            (9, "device-classes[1].stripe"),
+            (10, "device-classes[1].stripe-size"),
+            (11, "device-classes[1].lvcreate-options"),
+        ];
+        assert_eq!(remarks, expected);
     }
 
     #[test]
