@@ -276,6 +276,8 @@ pub fn summary(inventory: &Inventory) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::simulated::{Content, Simulated, group};
 
@@ -290,6 +292,11 @@ mod tests {
 
     fn open(host: &Arc<Simulated>) -> Arc<Volumes<Simulated>> {
         Volumes::open(Arc::clone(host), &[&vg()]).unwrap()
+    }
+
+    fn layout(volume: &crate::lvm::Volume) -> Option<String> {
+        let Kind::Thick(layout) = &volume.kind else { return None };
+        Some(layout.segment.clone())
     }
 
     fn extents_add_up(inventory: &Inventory) {
@@ -329,9 +336,10 @@ mod tests {
 
     #[test]
     fn whatever_fails_at_whichever_step_is_made_good_by_the_same_call() {
-        let mut failures = 0;
+        let (mut failures, mut layouts) = (0, BTreeSet::new());
         for seed in 0..400 {
-            let (undisturbed, disturbed) = (host(), host());
+            let disks: &[u64] = if seed % 2 == 0 { &[60, 60] } else { &[24; 5] };
+            let (undisturbed, disturbed) = (host_with(disks), host_with(disks));
             let calm = open(&undisturbed);
             let mut volumes = open(&disturbed);
             for (number, act) in generate(seed, 20).into_iter().enumerate() {
@@ -351,9 +359,12 @@ mod tests {
                 }
                 let (left, right) = (summary(&volumes.inventory()), summary(&calm.inventory()));
                 assert_eq!(left, right, "seed {seed}, act {number} {act:?}\n{:#?}", disturbed.history());
+                layouts.extend(calm.inventory().groups[&vg()].volumes.values().filter_map(layout));
             }
         }
         assert!(failures > 1000, "only {failures} failures");
+        let all = ["linear", "raid1", "raid10", "raid5", "raid6", "striped"];
+        assert!(layouts.iter().eq(all), "{layouts:?}");
     }
 
     #[test]
