@@ -13,7 +13,7 @@ use lab_csi::proto::volume_capability::AccessType;
 use lab_csi::proto::volume_capability::access_mode::Mode;
 use lab_csi::{Access, Code, Source, Status, proto};
 use lab_test::{GIB, Lab, Needs, Result, run};
-use making::{wrong_creations, wrong_growth};
+use making::{wrong_creations, wrong_for_now, wrong_growth};
 use using::{wrong_publications, wrong_questions, wrong_questions_for_capacity};
 
 const CLASSES: &str = "
@@ -158,7 +158,8 @@ fn wrong_requests_get_the_right_code_name_the_field_and_change_nothing(lab: &Lab
     expect("the name of another snapshot", taken, Expected(Code::AlreadyExists, "moment"));
     expect("a snapshot's id", client.publish(&snapshot, target, EXT4), not_found("volume_id"));
     client.delete(&other)?;
-    wrong_questions(client, &good, &snapshot)
+    wrong_questions(client, &good, &snapshot)?;
+    wrong_for_now(client, &good, &snapshot, target)
 }
 
 fn names_of_every_kind_come_back_as_they_were(lab: &Lab) -> Result {

@@ -4,13 +4,13 @@ use std::path::Path;
 
 use lab_csi::proto::volume_capability::access_mode::Mode;
 use lab_csi::proto::volume_content_source::{SnapshotSource, Type, VolumeSource};
-use lab_csi::{Access, Client, Code, proto};
+use lab_csi::{Access, Client, Code, Source, proto};
 use lab_test::Result;
 
-use crate::driver::MIB;
+use crate::driver::{MIB, refused};
 use crate::{
     CLASS, EXT4, Expected, HERE, OPTIONS, Row, STRANGE, expect, flagged, invalid, mode, not_found,
-    of_no_kind, sized, table, topology,
+    of_no_kind, sized, state, table, topology,
 };
 
 fn requisite(key: &str, node: &str) -> Option<proto::TopologyRequirement> {
@@ -236,4 +236,28 @@ pub(crate) fn wrong_growth(client: &Client, id: &str, target: &Path) -> Result {
     table("NodeExpandVolume", &good, &rows, |request| {
         client.node(async |mut node| node.node_expand_volume(request).await)
     })
+}
+
+/// What depends on what else there is, and on who uses it: with a snapshot, and published.
+pub(crate) fn wrong_for_now(client: &Client, id: &str, snapshot: &str, target: &Path) -> Result {
+    let before = state()?;
+    for source in [Source::Volume(id.to_owned()), Source::Snapshot(snapshot.to_owned())] {
+        let smaller = client.create("smaller", "thick", 32 * MIB, EXT4, Some(&source));
+        refused(smaller, Code::OutOfRange, &["64 MiB", "32 MiB"]);
+    }
+    refused(client.delete(id), Code::FailedPrecondition, &["snapshots", snapshot]);
+    assert_eq!(state()?, before);
+    client.publish(id, target, EXT4)?;
+    refused(client.grow(id, 96 * MIB, EXT4, None), Code::FailedPrecondition, &["in use", snapshot]);
+    client.delete_snapshot(snapshot)?;
+    let told = target.to_string_lossy();
+    refused(client.delete(id), Code::FailedPrecondition, &["published", &told]);
+    let other = client.create("other", "thin", 16 * MIB, EXT4, None)?.volume_id;
+    for (volume, access) in [(&*other, EXT4), (id, Access::Filesystem("btrfs")), (id, Access::Block)] {
+        refused(client.publish(volume, target, access), Code::AlreadyExists, &[&told]);
+    }
+    client.delete(&other)?;
+    client.unpublish(id, target)?;
+    client.delete(id)?;
+    Ok(())
 }
