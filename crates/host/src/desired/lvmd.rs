@@ -350,7 +350,9 @@ impl Reader {
             let is_nothing = |node: &Node| match &node.value {
                 Value::List(items) => items.is_empty(),
                 Value::Null => true,
-                _ => scalar(node).is_some_and(|text| text.is_empty() || text == "0"),
+                Value::Bool(_) | Value::Number(_) | Value::Text(_) | Value::Map(_) => {
+                    scalar(node).is_some_and(|text| text.is_empty() || text == "0")
+                }
             };
             if let Some(field) = class.get(key).filter(|field| !is_nothing(field.node)) {
                 let problem = "has no effect: volumes of a thin class lie in their pool as it is";
