@@ -272,7 +272,8 @@ pub enum Refusal {
 fn way_back(segment: &str) -> &'static str {
     match segment {
         "cache" | "writecache" => "take the cache away with lvconvert --uncache",
-        _ => "make it RAID with lvconvert --type raid1",
+        "mirror" => "make it RAID with lvconvert --type raid1",
+        _ => "make it a volume of another type with lvconvert",
     }
 }
 

@@ -114,8 +114,8 @@ mod tests {
 
     #[test]
     fn each_refusal_has_its_code() {
-        let (volume, group) = (path(), path().group);
-        let (path, snapshots) = (volume.clone(), vec![volume.volume.clone()]);
+        let path = path();
+        let (group, snapshots) = (path.group.clone(), vec![path.volume.clone()]);
         for (refusal, kind) in [
             (Refusal::NoGroup(group.clone()), Kind::Precondition),
             (Refusal::NoPool(path.clone()), Kind::Precondition),
