@@ -88,6 +88,7 @@ pub fn group(disks: &[u64]) -> Group {
         uuid: format!("disk-{number}"),
         extents: Extents(*extents),
         taken: Extents::ZERO,
+        run: Extents(*extents),
         missing: false,
         allocatable: true,
         device: None,

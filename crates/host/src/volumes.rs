@@ -153,6 +153,9 @@ impl<R: Runner> Volumes<R> {
         let mut groups = vec![path.group.clone()];
         groups.extend(wish.source.as_ref().map(|source| source.group.clone()));
         let places = Shape::of_options(&wish.options).disks > 1;
+        if Shape::is_contiguous(&wish.options) {
+            self.forget(&path.group);
+        }
         self.settle(&path, &groups, places, deadline, |situation| volume::create(situation, wish))?;
         self.find(&path)
     }
@@ -280,7 +283,12 @@ impl<R: Runner> Volumes<R> {
         let mut inventory = self.inventory();
         // Where LVM has put what was made last is known only from LVM.
         let several = Shape::of_options(options).disks > 1;
-        if inventory.groups.get(&class.group).is_some_and(|group| !group.is_placed_for(several)) {
+        let is_contiguous = Shape::is_contiguous(options);
+        if is_contiguous {
+            self.forget(&class.group);
+        }
+        let group = inventory.groups.get(&class.group);
+        if group.is_some_and(|group| is_contiguous || !group.is_placed_for(several)) {
             if let Err(error) = self.look_for_places(&class.group) {
                 tracing::warn!(group = %class.group, %error, "a volume group cannot be looked at");
                 return Ok(Bytes::ZERO);

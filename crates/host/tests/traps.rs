@@ -120,8 +120,13 @@ fn a_redundant_volume_is_refused_on_one_disk_and_never_made_without_redundancy(l
 
 fn capacity_counts_redundancy_and_stripes(lab: &Lab) -> Result {
     let engine = engine(lab)?;
-    let options =
-        ["--type=raid1 -m1 --nosync", "--type=raid5 -i2", "--type=striped -i2", "--type=striped -i3"];
+    let options = [
+        "--type=raid1 -m1 --nosync",
+        "--type=raid5 -i2",
+        "--type=striped -i2",
+        "--type=striped -i3",
+        "--contiguous y",
+    ];
     // First two disks have equal room, then none.
     for (round, options) in [0, 1].iter().flat_map(|round| options.map(|options| (round, options))) {
         if *round == 1 && !Path::new("/dev/vg/theirs").exists() {

@@ -74,6 +74,8 @@ pub struct Disk {
     pub extents: Extents,
     /// How many of them are taken.
     pub taken: Extents,
+    /// The longest run of free ones when LVM was asked: no change of ours follows it.
+    pub run: Extents,
     /// Whether it is not there.
     pub missing: bool,
     /// Whether new extents may be taken from it.
@@ -383,22 +385,34 @@ fn group(row: &Row<'_>, tables: &Tables) -> Result<Group, BadReport> {
         extents: Extents(row.number("vg_extent_count")?),
         free: Extents(row.number("vg_free_count")?),
         metadata: (row.bytes("vg_mda_size")?, row.bytes("vg_mda_free")?),
-        disks: rows(tables, "pv").map(|row| disk(&row)).collect::<Result<_, _>>()?,
+        disks: rows(tables, "pv").map(|row| disk(&row, tables)).collect::<Result<_, _>>()?,
         placed: true,
         volumes,
     })
 }
 
-fn disk(row: &Row<'_>) -> Result<Disk, BadReport> {
+fn disk(row: &Row<'_>, tables: &Tables) -> Result<Disk, BadReport> {
     Ok(Disk {
         path: row.text("pv_name")?.to_owned(),
         uuid: row.text("pv_uuid")?.to_owned(),
         extents: Extents(row.number("pv_pe_count")?),
         taken: Extents(row.number("pv_pe_alloc_count")?),
+        run: longest_run(row.text("pv_name")?, tables)?,
         missing: !row.text("pv_missing")?.is_empty(),
         allocatable: !row.text("pv_allocatable")?.is_empty(),
         device: row.device("pv_major", "pv_minor")?,
     })
+}
+
+/// What belongs to no volume has no name.
+fn longest_run(disk: &str, tables: &Tables) -> Result<Extents, BadReport> {
+    let mut longest = 0;
+    for row in rows(tables, "pvseg") {
+        if row.text("pv_name")? == disk && row.text("lv_name")?.is_empty() {
+            longest = longest.max(row.number("pvseg_size")?);
+        }
+    }
+    Ok(Extents(longest))
 }
 
 fn volume(row: &Row<'_>, segments: &[Row<'_>], areas: Vec<Area>) -> Result<Volume, BadReport> {

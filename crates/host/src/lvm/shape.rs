@@ -44,6 +44,16 @@ impl Shape {
         options
     }
 
+    /// Whether options ask for pieces that are each one run of extents.
+    pub fn is_contiguous(options: &[String]) -> bool {
+        let asked = Words(options).filter_map(|(option, value)| match option {
+            "-C" | "--contiguous" => Some(value.starts_with('y')),
+            "--alloc" => Some(value == "contiguous"),
+            _ => None,
+        });
+        asked.last().unwrap_or_default()
+    }
+
     /// The option that asks for something else than a volume with extents of its own, striped or not, or RAID.
     pub fn foreign(options: &[String]) -> Option<String> {
         let is_foreign = |(option, value): &(&str, &str)| match *option {
@@ -115,6 +125,15 @@ impl Shape {
     /// The size of the largest new volume that leaves `spare` extents free.
     pub fn largest(self, group: &Group, spare: Extents) -> Extents {
         self.largest_piece(group, spare).minus(self.metadata) * self.stripes
+    }
+
+    /// The size of the largest new volume whose pieces are each one run of extents.
+    pub fn largest_of_runs(self, group: &Group) -> Extents {
+        let open = group.disks.iter().filter(|disk| disk.free() > Extents::ZERO);
+        let mut runs: Vec<Extents> = open.map(|disk| disk.run).collect();
+        runs.sort_by_key(|run| std::cmp::Reverse(*run));
+        let least = usize::try_from(self.disks - 1).ok().and_then(|last| runs.get(last));
+        least.map_or(Extents::ZERO, |run| run.minus(self.metadata) * self.stripes)
     }
 
     /// By how much a volume can grow and leave `spare` extents free.
@@ -281,6 +300,28 @@ mod tests {
         ] {
             let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
             assert_eq!(Shape::foreign(&options).as_deref(), expected, "{options:?}");
+        }
+    }
+
+    #[test]
+    fn what_shall_be_contiguous_is_not_larger_than_the_longest_runs() {
+        let mut group = group(&[100, 100, 100]);
+        for (disk, run) in group.disks.iter_mut().zip([30, 50, 40]) {
+            (disk.taken, disk.run) = (Extents(20), Extents(run));
+        }
+        for (options, expected) in
+            [(&[][..], 50), (&["-i2"], 80), (&["-i3"], 90), (&["-m1"], 39), (&["-i4"], 0)]
+        {
+            assert_eq!(shape(options).largest_of_runs(&group), Extents(expected), "{options:?}");
+        }
+        let is_contiguous = |options: &[&str]| {
+            Shape::is_contiguous(&options.iter().map(|option| (*option).to_owned()).collect::<Vec<_>>())
+        };
+        for options in [&["-Cy"][..], &["-C", "y"], &["--contiguous=y"], &["--alloc", "contiguous"]] {
+            assert!(is_contiguous(options), "{options:?}");
+        }
+        for options in [&[][..], &["-Cn"], &["--alloc", "cling"], &["-Cy", "--contiguous", "n"]] {
+            assert!(!is_contiguous(options), "{options:?}");
         }
     }
 

@@ -56,7 +56,11 @@ impl<'a> Situation<'a> {
                 if let Some(option) = Shape::foreign(options) {
                     return Err(Refusal::ForeignType(option));
                 }
-                Ok(shape.largest(group, class.spare.in_extents(group.extent)).bytes(group.extent))
+                let mut largest = shape.largest(group, class.spare.in_extents(group.extent));
+                if Shape::is_contiguous(options) {
+                    largest = largest.min(shape.largest_of_runs(group));
+                }
+                Ok(largest.bytes(group.extent))
             }
             ClassKind::Thin { pool, overprovision_ratio } => {
                 self.free_in_pool(group, pool, *overprovision_ratio)
