@@ -87,12 +87,7 @@ impl LvService for Service {
         self.alone(&request.name.clone(), until, move |engine, desired| {
             let class = class(desired, &request.device_class)?;
             let path = path(&class.group, &request.name)?;
-            let volume = look(engine, &path)?.ok_or_else(|| missing(&path))?;
-            // The engine says of what is no volume that there is none, and the caller would believe that it is gone.
-            if !volume.is_volume() {
-                let problem = format!("{path} is no volume, and is not removed by this protocol");
-                return Err(Error::new(Kind::Precondition, problem));
-            }
+            look(engine, &path)?.ok_or_else(|| missing(&path))?;
             engine.remove(&path, Some(until)).map_err(|error| status::of_volumes(&error))
         })
         .await?;

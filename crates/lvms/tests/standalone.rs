@@ -295,6 +295,8 @@ fn a_volume_of_which_somebody_makes_something_else_serves_on_or_is_told_and_neve
     }
     let id = make()?;
     run("lvconvert", ["-qq", "-y", "--type", "thin-pool", &format!("vg/{id}")])?;
+    // Whoever looks first finds what it has become, and the others know.
+    expect("first", client.delete(&id), &Expected(Code::FailedPrecondition, "vg/"));
     let told = Expected(Code::FailedPrecondition, "type thin-pool");
     expect("publish", client.publish(&id, target, access), &told);
     expect("stats", client.stats(&id, target), &told);

@@ -46,11 +46,13 @@ fn of_refusal(refusal: &Refusal) -> Kind {
         | Refusal::GrowsOnlyUnused { .. }
         | Refusal::BlockGrowsOnlyUnused { .. }
         | Refusal::OnlyServes { .. }
+        // It is there, and is not taken for gone.
+        | Refusal::NotAVolume(_)
         | Refusal::Newer { .. } => Kind::Precondition,
         Refusal::ForeignType(_) => Kind::Invalid,
         Refusal::PublishedUnseen { .. } => Kind::Internal,
         Refusal::PerhapsNeeded { .. } => Kind::Unavailable,
-        Refusal::NoVolume(_) | Refusal::NoSource(_) | Refusal::NotAVolume(_) => Kind::NotFound,
+        Refusal::NoVolume(_) | Refusal::NoSource(_) => Kind::NotFound,
         Refusal::NoSpace { .. } | Refusal::PoolFull { .. } | Refusal::MetadataFull(_) => Kind::NoSpace,
         Refusal::AboveLimit { .. } | Refusal::SmallerThanSource { .. } => Kind::OutOfRange,
         Refusal::Another { .. } => Kind::AlreadyExists,
@@ -82,7 +84,6 @@ fn of_no_turn(reason: &NoTurn) -> Kind {
 pub fn of_publish(error: &PublishError) -> Error {
     let kind = match error {
         PublishError::Volume(error) => return of_volumes(error),
-        PublishError::NotAVolume(_) => Kind::NotFound,
         PublishError::Flag(_) => Kind::Invalid,
         // "Published already, in a way that does not fit."
         PublishError::Occupied { .. } => Kind::AlreadyExists,
@@ -90,6 +91,7 @@ pub fn of_publish(error: &PublishError) -> Error {
         | PublishError::Unfinished(_)
         | PublishError::NotMountable { .. }
         | PublishError::NotZeroed(_)
+        | PublishError::NotAVolume(_)
         | PublishError::Differs { .. } => Kind::Precondition,
         PublishError::Busy(_) => Kind::Busy,
         PublishError::Probe(_) | PublishError::Tool(..) | PublishError::System { .. } => Kind::Internal,
@@ -138,7 +140,7 @@ mod tests {
             (Refusal::PerhapsNeeded { left: path.clone(), groups: Vec::new() }, Kind::Unavailable),
             (Refusal::NoVolume(path.clone()), Kind::NotFound),
             (Refusal::NoSource(path.clone()), Kind::NotFound),
-            (Refusal::NotAVolume(path.clone()), Kind::NotFound),
+            (Refusal::NotAVolume(path.clone()), Kind::Precondition),
             (Refusal::NoSpace { place: String::new(), free: Bytes(0), wanted: Bytes(1) }, Kind::NoSpace),
             (Refusal::PoolFull { pool: path.clone(), data: 91.0, metadata: 1.0 }, Kind::NoSpace),
             (Refusal::MetadataFull(group), Kind::NoSpace),
@@ -191,7 +193,7 @@ mod tests {
         let difference = Difference::With("sync".into());
         for (error, kind) in [
             (PublishError::Volume(Refusal::NoVolume(path()).into()), Kind::NotFound),
-            (PublishError::NotAVolume(path()), Kind::NotFound),
+            (PublishError::NotAVolume(path()), Kind::Precondition),
             (PublishError::Flag(BadFlag::Contradiction), Kind::Invalid),
             (PublishError::Occupied { target: at(), found: String::new() }, Kind::AlreadyExists),
             (PublishError::Orphaned(path()), Kind::Precondition),

@@ -252,8 +252,8 @@ pub(crate) fn wrong_for_now(client: &Client, id: &str, snapshot: &str, target: &
     client.delete_snapshot(snapshot)?;
     let told = target.to_string_lossy();
     refused(client.delete(id), Code::FailedPrecondition, &["published", &told]);
-    let other = client.create("other", "thin", 16 * MIB, EXT4, None)?.volume_id;
-    for (volume, access) in [(&*other, EXT4), (id, Access::Filesystem("btrfs")), (id, Access::Block)] {
+    let other = client.create("other", "thin", 64 * MIB, EXT4, None)?.volume_id;
+    for (volume, access) in [(&*other, EXT4), (id, Access::Filesystem("btrfs"))] {
         refused(client.publish(volume, target, access), Code::AlreadyExists, &[&told]);
     }
     client.delete(&other)?;
