@@ -4,26 +4,30 @@
 //! each group, which looks at the group's sequence number; only a group that has really changed costs a report. A group
 //! whose disk hangs, or in which a command does, holds no other up. Device-mapper tells of a pool that is out of room and
 //! of RAID that has lost a disk, but of a copy-on-write snapshot only when it is lost: while there are such, their fill is
-//! looked at by ioctl, and a store is extended long before it is full.
+//! looked at by ioctl, the more often the faster one fills, and a store is extended long before it is full. That holds for
+//! snapshots of ours also where no class is in their group any more.
 
 mod events;
+mod stores;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
 
+use self::stores::Stores;
 use crate::desired::{ClassKind, Desired};
 use crate::dm::{Cow, PoolState, Target};
-use crate::lvm::Group;
+use crate::facts::Facts;
 use crate::lvm::inventory::{DeviceNumber, Kind};
+use crate::lvm::{Group, Inventory, Volume};
 use crate::names::{VgName, VolumePath};
-use crate::plan::volume::FULL_ENOUGH;
+use crate::plan::volume::may_overflow;
 use crate::runner::{Linux, Runner};
 use crate::volumes::Volumes;
 
-/// How often stores are looked at while there are any.
+/// How often stores are looked at while there are any that may overflow.
 const WHILE_FILLING: Duration = Duration::from_secs(2);
 
 /// So often is looked after events: LVM removes a device before it writes that the volume is gone.
@@ -46,7 +50,8 @@ pub fn follow(
         let (mut afterwards, mut attended) = (0, BTreeMap::new());
         loop {
             wake(&volumes, &desired(), &mut attended);
-            let is_filling = volumes.inventory().groups.values().any(|group| !stores(group).is_empty());
+            let may_fill = |group: &Arc<Group>| group.volumes.values().any(|volume| may_overflow(group, volume));
+            let is_filling = volumes.inventory().groups.values().any(may_fill);
             let limit = if afterwards > 0 || is_filling { WHILE_FILLING } else { SILENCE };
             match events::heard(&events, devices.as_ref(), limit) {
                 Ok(true) => afterwards = AFTERWARDS,
@@ -69,12 +74,12 @@ type Wake = SyncSender<Arc<Desired>>;
 
 /// Has all groups looked at. One that is being looked at is looked at once more.
 fn wake(volumes: &Arc<Volumes<Linux>>, desired: &Arc<Desired>, attended: &mut BTreeMap<VgName, Wake>) {
-    let groups = desired.groups();
-    attended.retain(|group, _| groups.contains(&group));
+    let groups = concerned(desired, &volumes.inventory());
+    attended.retain(|group, _| groups.contains(group));
     for group in groups {
-        let wake = match attended.get(group) {
+        let wake = match attended.get(&group) {
             Some(wake) => wake.clone(),
-            None => match Attention::begin(volumes, group) {
+            None => match Attention::begin(volumes, &group) {
                 Ok(wake) => wake,
                 Err(error) => {
                     tracing::warn!(group = %group, %error, "a volume group cannot be looked at");
@@ -84,9 +89,18 @@ fn wake(volumes: &Arc<Volumes<Linux>>, desired: &Arc<Desired>, attended: &mut BT
         };
         match wake.try_send(Arc::clone(desired)) {
             Ok(()) | Err(TrySendError::Full(_)) => drop(attended.insert(group.clone(), wake)),
-            Err(TrySendError::Disconnected(_)) => drop(attended.remove(group)),
+            Err(TrySendError::Disconnected(_)) => drop(attended.remove(&group)),
         }
     }
+}
+
+/// The groups that concern us: those of classes, and those in which we have made snapshots that may overflow.
+fn concerned(desired: &Desired, inventory: &Inventory) -> BTreeSet<VgName> {
+    let has_stores = |group: &&Arc<Group>| {
+        group.volumes.values().any(|volume| is_our_store(volume) && may_overflow(group, volume))
+    };
+    let others = inventory.groups.values().filter(has_stores).map(|group| &group.name);
+    desired.groups().into_iter().chain(others).cloned().collect()
 }
 
 /// What is known of a group to whoever attends to it.
@@ -100,6 +114,7 @@ struct Attention {
     states: BTreeMap<VolumePath, State>,
     /// RAID volumes that were brought to disks that are back, with the disks that there were then.
     brought_back: BTreeMap<VolumePath, Vec<Option<DeviceNumber>>>,
+    stores: Stores,
     /// What cannot be helped, and was told.
     lost: BTreeSet<(VolumePath, &'static str)>,
 }
@@ -110,26 +125,49 @@ impl Attention {
         let (volumes, group) = (Arc::clone(volumes), group.clone());
         std::thread::Builder::new().name(format!("group {group}")).spawn(move || {
             let states = states(&volumes, &group);
-            let (brought_back, lost) = (BTreeMap::new(), BTreeSet::new());
-            let attention =
-                Attention { volumes, group, unseen: None, is_missing: false, states, brought_back, lost };
+            let attention = Attention {
+                volumes,
+                group,
+                unseen: None,
+                is_missing: false,
+                states,
+                brought_back: BTreeMap::new(),
+                stores: Stores::default(),
+                lost: BTreeSet::new(),
+            };
             attention.pay(&wakes);
         })?;
         Ok(wake)
     }
 
     fn pay(mut self, wakes: &Receiver<Arc<Desired>>) {
-        let volumes = Arc::clone(&self.volumes);
-        for desired in wakes {
+        let (volumes, mut desired) = (Arc::clone(&self.volumes), Arc::default());
+        let mut again = None;
+        loop {
+            let woken = match again {
+                Some(limit) => wakes.recv_timeout(limit),
+                None => wakes.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            let is_due = match woken {
+                Ok(now) => {
+                    desired = now;
+                    true
+                }
+                Err(RecvTimeoutError::Timeout) => false,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
             let looked = volumes.runner().together(|| {
-                self.look();
-                self.bring_images_back();
-                self.tell_states();
-                self.extend_stores(&desired);
+                if is_due {
+                    self.look();
+                    self.bring_images_back();
+                    self.tell_states();
+                }
+                self.extend_stores(&desired)
             });
-            if let Err(error) = looked {
+            again = looked.unwrap_or_else(|error| {
                 tracing::warn!(group = %self.group, %error, "the host's files are out of reach: the group is not looked at");
-            }
+                None
+            });
         }
     }
 
@@ -199,27 +237,42 @@ impl Attention {
         self.volumes.tell_all();
     }
 
-    /// Extends stores that are full enough. What cannot be helped is told once.
-    fn extend_stores(&mut self, desired: &Desired) {
+    /// Extends stores that are full enough. What cannot be helped is told once. Says when one has to be looked at again, if
+    /// that is before the next wake.
+    fn extend_stores(&mut self, desired: &Desired) -> Option<Duration> {
         let inventory = self.volumes.inventory();
-        let stores = inventory.groups.get(&self.group).map(|group| stores(group)).unwrap_or_default();
-        self.lost.retain(|(snapshot, _)| stores.contains(snapshot));
-        let mut classes = desired.classes.iter();
-        if !classes.any(|class| matches!(class.kind, ClassKind::Thick) && class.group == self.group) {
-            return;
-        }
-        for snapshot in stores {
+        let group = inventory.groups.get(&self.group)?;
+        let is_thick = desired
+            .classes
+            .iter()
+            .any(|class| matches!(class.kind, ClassKind::Thick) && class.group == self.group);
+        let is_watched =
+            |volume: &&Volume| matches!(volume.kind, Kind::Cow { .. }) && (is_thick || is_our_store(volume));
+        // Whether they are active, device-mapper knows better than we: that others have activated something raises no
+        // sequence number.
+        let watched: Vec<&Volume> = group.volumes.values().filter(is_watched).collect();
+        let paths: Vec<VolumePath> = watched.iter().map(|volume| group.path(&volume.name)).collect();
+        self.lost.retain(|(snapshot, _)| paths.contains(snapshot));
+        self.stores.retain(&paths);
+        let mut soonest = None;
+        for (volume, snapshot) in watched.into_iter().zip(paths) {
             match self.volumes.runner().cow(&snapshot) {
-                Ok(Some(Cow::Valid(fill))) if fill.percent() >= FULL_ENOUGH => {
-                    match self.volumes.extend_store(&snapshot) {
-                        Ok(()) => {
+                Ok(Some(Cow::Valid(fill))) if may_overflow(group, volume) => {
+                    let next = self.stores.see(&snapshot, fill, Instant::now());
+                    let extended = next.extend_by.map(|by| self.volumes.extend_store(&snapshot, by));
+                    match extended {
+                        Some(Err(error)) => {
+                            if self.lost.insert((snapshot.clone(), "full")) {
+                                tracing::error!(snapshot = %snapshot, %error, "a snapshot's store cannot be extended: it will be lost");
+                            }
+                            continue;
+                        }
+                        Some(Ok(())) => {
                             tracing::info!(snapshot = %snapshot, percent = fill.percent(), "a snapshot's store was extended");
                         }
-                        Err(error) if self.lost.insert((snapshot.clone(), "full")) => {
-                            tracing::error!(snapshot = %snapshot, %error, "a snapshot's store cannot be extended: it will be lost");
-                        }
-                        Err(_) => {}
+                        None => {}
                     }
+                    soonest = soonest.into_iter().chain(next.again).min();
                 }
                 Ok(Some(Cow::Invalid)) if self.lost.insert((snapshot.clone(), "overflowed")) => {
                     tracing::error!(snapshot = %snapshot, "a snapshot has overflowed and is lost");
@@ -228,14 +281,15 @@ impl Attention {
                 Err(error) => tracing::warn!(snapshot = %snapshot, %error, "a snapshot cannot be looked at"),
             }
         }
+        soonest
     }
 }
 
-/// Copy-on-write snapshots of a group. Whether they are active, device-mapper knows better than we: that others have
-/// activated something raises no sequence number.
-fn stores(group: &Group) -> Vec<VolumePath> {
-    let cows = group.volumes.values().filter(|volume| matches!(volume.kind, Kind::Cow { .. }));
-    cows.map(|volume| group.path(&volume.name)).collect()
+/// Whether it is a copy-on-write snapshot that we made.
+fn is_our_store(volume: &Volume) -> bool {
+    let facts = Facts::of(volume);
+    matches!(volume.kind, Kind::Cow { .. })
+        && (facts.is_ours() || facts.snapshot || facts.temporary.is_some())
 }
 
 fn is_raid(kind: &Kind) -> bool {

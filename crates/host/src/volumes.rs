@@ -243,8 +243,8 @@ impl<R: Runner> Volumes<R> {
         })
     }
 
-    /// Extends the store of a copy-on-write snapshot once.
-    pub fn extend_store(self: &Arc<Self>, snapshot: &VolumePath) -> Result<(), Error> {
+    /// Extends the store of a copy-on-write snapshot once, by at least this if there is room.
+    pub fn extend_store(self: &Arc<Self>, snapshot: &VolumePath, by: Bytes) -> Result<(), Error> {
         let inventory = self.inventory();
         let now = match inventory.volume(snapshot).map(|volume| &volume.kind) {
             Some(Kind::Cow { store, .. }) => *store,
@@ -253,7 +253,7 @@ impl<R: Runner> Volumes<R> {
         let groups = [snapshot.group.clone()];
         let enough = now + Bytes(1);
         self.settle(snapshot, &groups, false, None, |situation| {
-            volume::extend_store(situation, snapshot, enough)
+            volume::extend_store(situation, snapshot, enough, by)
         })
     }
 

@@ -18,6 +18,7 @@ use lvms_host::runner::{Linux, Options, Runner};
 use lvms_host::units::Bytes;
 use lvms_host::volumes::Volumes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::sync::watch;
 
 fn desired() -> Result<Arc<Desired>> {
     desired_by("[{name: thick, volume-group: vg, spare-gb: 0}]")
@@ -71,15 +72,57 @@ fn what_an_administrator_does_is_noticed(lab: &Lab) -> Result {
     Ok(())
 }
 
+/// A volume, and a snapshot of it that has only the least store: while it is made, the group has no more room.
+fn with_least_store(volumes: &Arc<Volumes<Linux>>, wish: &Wish<'_>) -> Result<VolumePath> {
+    volumes.create(wish, None)?;
+    run("lvcreate", ["-qq", "-y", "-n", "filler", "-L", "700m", "vg"])?;
+    let facts =
+        Facts { name: Some("s".into()), snapshot: true, source: Some("v".into()), ..Facts::default() };
+    volumes.snapshot(wish.class, &wish.path(), &LvName::parse("s")?, &facts, None)?;
+    run("lvremove", ["-qq", "-y", "vg/filler"])?;
+    path("s")
+}
+
 fn a_snapshot_is_extended_before_it_overflows(lab: &Lab) -> Result {
     let volumes = start(lab)?;
     let desired = desired()?;
-    let class = &desired.classes[0];
-    volumes.create(&wish(class)?, None)?;
+    let snapshot = with_least_store(&volumes, &wish(&desired.classes[0])?)?;
+    is_extended(lab, &volumes, &snapshot)
+}
+
+fn a_snapshot_is_extended_though_its_class_is_gone(lab: &Lab) -> Result {
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    let volumes = Volumes::open(Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?;
+    let (classes, followed) = watch::channel(desired()?);
+    attention::follow(&volumes, move || Arc::clone(&followed.borrow()))?;
+    let with_class = desired()?;
+    let snapshot = with_least_store(&volumes, &wish(&with_class.classes[0])?)?;
+    classes.send_replace(Arc::default());
+    // Long enough for all to have taken notice.
+    std::thread::sleep(Duration::from_secs(5));
+    is_extended(lab, &volumes, &snapshot)
+}
+
+fn a_snapshot_keeps_its_moment_though_its_origin_is_written_at_once_from_end_to_end(lab: &Lab) -> Result {
+    let volumes = start(lab)?;
+    let desired = desired()?;
+    let checksum = |volume: &str| {
+        run("sh", ["-c", &format!("dd if=/dev/vg/{volume} bs=1M iflag=direct status=none | sha256sum")])
+    };
+    volumes.create(&wish(&desired.classes[0])?, None)?;
+    run("dd", ["if=/dev/urandom", "of=/dev/vg/v", "bs=1M", "count=200", "oflag=direct"])?;
+    let before = checksum("v")?;
     let facts =
         Facts { name: Some("s".into()), snapshot: true, source: Some("v".into()), ..Facts::default() };
-    volumes.snapshot(class, &path("v")?, &LvName::parse("s")?, &facts, None)?;
-    is_extended(lab, &volumes, &path("s")?)
+    volumes.snapshot(&desired.classes[0], &path("v")?, &LvName::parse("s")?, &facts, None)?;
+    let size = || run("lvs", ["--noheadings", "-o", "lv_size", "vg/s"]);
+    let first = size()?;
+    run("dd", ["if=/dev/urandom", "of=/dev/vg/v", "bs=1M", "count=200", "oflag=direct"])?;
+    assert_eq!(checksum("s")?, before);
+    assert_ne!(checksum("v")?, before);
+    // It had room for all from the beginning, and LVM would make it no larger.
+    assert_eq!(size()?, first);
+    Ok(())
 }
 
 fn a_snapshot_that_others_activate_is_extended_too(lab: &Lab) -> Result {
@@ -204,6 +247,8 @@ fn device_mapper_says_that_something_has_happened(lab: &Lab) -> Result {
 lab_test::main! {
     what_an_administrator_does_is_noticed: Needs::disks(1, GIB).guest(),
     a_snapshot_is_extended_before_it_overflows: Needs::disks(1, GIB).guest(),
+    a_snapshot_is_extended_though_its_class_is_gone: Needs::disks(1, GIB).guest(),
+    a_snapshot_keeps_its_moment_though_its_origin_is_written_at_once_from_end_to_end: Needs::disks(1, GIB).guest(),
     a_snapshot_that_others_activate_is_extended_too: Needs::disks(1, GIB).guest(),
     a_group_in_which_a_command_hangs_keeps_nobody_from_noticing_others: Needs::disks(2, GIB).guest(),
     a_pool_that_is_out_of_room_is_told: Needs::disks(1, GIB).guest(),

@@ -214,6 +214,8 @@ fn a_snapshot_that_overflowed_is_never_restored_and_its_origin_is_unharmed(lab: 
     let driver = Driver::start(lab, THICK, &[])?;
     let client = &driver.client;
     let origin = client.create("origin", "thick", 64 * MIB, Access::Block, None)?.volume_id;
+    // There is no room for a store that holds all of it.
+    run("lvcreate", ["-qq", "-y", "-n", "neighbour", "-L", "400m", "vg"])?;
     let snapshot = client.snapshot("moment", &origin)?.snapshot_id;
     let target = lab.state().join("origin");
     client.publish(&origin, &target, Access::Block)?;
@@ -230,6 +232,7 @@ fn a_snapshot_that_overflowed_is_never_restored_and_its_origin_is_unharmed(lab: 
     assert!(!condition(client, &origin, &target)?.0);
     assert_eq!(checksum(&target)?, written);
     client.delete_snapshot(&snapshot)?;
+    run("lvremove", ["-qq", "-y", "vg/neighbour"])?;
     assert_eq!(run("lvs", ["--noheadings", "-o", "lv_name", "-S", "lv_name!=filler", "vg"])?, origin);
 
     run("lvremove", ["-qq", "-y", "vg/filler"])?;
@@ -293,7 +296,10 @@ fn whoever_comes_after_a_killed_pod_watches_pools_and_stores_where_no_dmeventd_r
     let thin = client.create("thin", "thin", 200 * MIB, Access::Block, None)?.volume_id;
     let origin = client.create("origin", "thick", 200 * MIB, Access::Block, None)?.volume_id;
     let before = checksum(&device("vg", &origin))?;
+    // While it is made there is no room for a store that holds all of its origin.
+    run("lvcreate", ["-qq", "-y", "-n", "filler", "-L", "600m", "vg"])?;
     let snapshot = client.snapshot("moment", &origin)?.snapshot_id;
+    run("lvremove", ["-qq", "-y", "vg/filler"])?;
     fs::write(format!("{POD}/cgroup.kill"), "1")?;
     driver.running.process.wait()?;
     fs::remove_dir(POD)?;

@@ -7,7 +7,7 @@ mod source;
 
 pub use growth::grow;
 pub use removal::{remove, remove_with};
-pub use snapshot::{FULL_ENOUGH, extend_store, is_half_made, snapshot};
+pub use snapshot::{extend_store, is_half_made, may_overflow, snapshot};
 pub(crate) use source::has_former_bytes;
 pub use source::is_for_block;
 use source::{Source, does_not_zero, leftover, temporary, zeroes};

@@ -13,7 +13,7 @@ use crate::units::{Bytes, Extents};
 
 /// What a snapshot for a copy keeps at once. A read through a snapshot is divided at this size: LVM's own, 4 KiB, would
 /// make a copy several times slower.
-const CHUNK: Bytes = Bytes::kib(64);
+pub(super) const CHUNK: Bytes = Bytes::kib(64);
 
 /// The snapshot from which a copy for this volume is made.
 pub(super) fn temporary(target: &LvName) -> Option<LvName> {
