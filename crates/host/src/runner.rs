@@ -14,6 +14,7 @@ mod group_lock;
 mod linux;
 mod mounts;
 mod process;
+mod reading;
 mod shield;
 mod spawn;
 
@@ -56,6 +57,9 @@ pub trait Runner: Send + Sync + 'static {
 
     /// The identities of a group's disks that are gone or cannot be read.
     fn unreadable(&self, group: &crate::lvm::Group) -> Vec<String>;
+
+    /// Disks of a group that were asked for its sequence number and do not answer.
+    fn silent(&self, group: &crate::lvm::Group) -> Vec<String>;
 
     /// Makes one change.
     fn change(&self, change: &Change) -> Result<(), Failure>;

@@ -42,6 +42,8 @@ struct State {
     hidden: u32,
     /// A report on all groups comes too late.
     late: bool,
+    /// Its disks do not answer.
+    is_silent: bool,
     /// In the middle of so many of the next copies, the snapshot that is read is lost.
     overflows: u32,
     /// Volumes whose devices lead to a disk that was pulled out and put back.
@@ -118,6 +120,7 @@ impl Simulated {
         let state = State {
             previous: inventory.clone(),
             is_late: false,
+            is_silent: false,
             hidden_disk: 0,
             inventory,
             content: BTreeMap::new(),
@@ -193,6 +196,11 @@ impl Simulated {
     pub fn go_back(&self) {
         let mut state = self.state();
         state.inventory = state.previous.clone();
+    }
+
+    /// From now on its disks do not answer, or do again.
+    pub fn silence(&self, is_silent: bool) {
+        self.state().is_silent = is_silent;
     }
 
     /// A report on all groups comes too late: somebody holds the lock of one of them.
@@ -386,7 +394,7 @@ impl Runner for Simulated {
 
     fn sequence_number(&self, group: &Group) -> Option<u64> {
         let state = self.state();
-        if state.hidden > 0 {
+        if state.hidden > 0 || state.is_silent {
             return None;
         }
         state.inventory.groups.get(&group.name).map(|group| group.seqno)
@@ -454,6 +462,10 @@ impl Runner for Simulated {
 
     fn unreadable(&self, _: &Group) -> Vec<String> {
         Vec::new()
+    }
+
+    fn silent(&self, group: &Group) -> Vec<String> {
+        if self.state().is_silent { vec![group.disks[0].path.clone()] } else { Vec::new() }
     }
 
     fn suspended(&self, _: &VgName) -> io::Result<Vec<String>> {

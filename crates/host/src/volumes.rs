@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use tokio::sync::watch;
@@ -270,8 +270,10 @@ impl<R: Runner> Volumes<R> {
     }
 
     fn look_for_places(&self, group: &VgName) -> Result<(), Error> {
+        /// Whoever asks for room asks again: many of them that wait must not keep others from being answered.
+        const PATIENCE: Duration = Duration::from_secs(10);
         let queue = self.queue(group);
-        let _turn = self.turn(&queue, group, None)?;
+        let _turn = self.turn(&queue, group, Some(Instant::now() + PATIENCE))?;
         self.look_at(group, true)
     }
 
@@ -298,6 +300,9 @@ impl<R: Runner> Volumes<R> {
         if let Some(group) = inventory.groups.get(&class.group) {
             // A disk may have gone since LVM was asked.
             without(group, Disk::is_gone)?;
+            if !self.runner.silent(group).is_empty() {
+                return Ok(Bytes::ZERO);
+            }
         }
         let pool = |pool: &VolumePath| self.runner.pool(pool).ok().flatten();
         Situation { inventory: &inventory, pool: &pool }.largest(class, options)
@@ -455,6 +460,7 @@ impl<R: Runner> Volumes<R> {
             && let Some(group) = self.inventory().groups.get(&group)
         {
             complete(group)?;
+            self.answers(group)?;
         }
         let changed = self.runner.change(change);
         if change.is_written() {

@@ -65,9 +65,18 @@ fn a_look_that_waits_for_a_command_lets_all_other_calls_be_answered(lab: &Lab) -
                     controller.list_volumes(proto::ListVolumesRequest::default()).await
                 })?;
             }
-            assert!(!capacity.is_finished(), "it has not waited for the command");
+            // More than there are threads for calls: whoever waits too long has no answer, and lets others have theirs.
+            let many = (0..MANY).map(|_| driver.connect()).collect::<Result<Vec<_>>>()?;
+            let many: Vec<_> =
+                many.into_iter().map(|client| scope.spawn(move || capacity_over_disks(&client))).collect();
+            client.delete(&client.create("beside", "b", 8 * MIB, EXT4, None)?.volume_id)?;
+            for call in many {
+                assert_eq!(call.join().map_err(|_| "a look panicked")??, 0);
+            }
+            assert_eq!(capacity.join().map_err(|_| "the look panicked")??, 0);
+            assert!(Path::new("/run/test/hold").exists() && is_healthy()?);
             fs::remove_file("/run/test/hold")?;
-            assert!(capacity.join().map_err(|_| "the look panicked")?? > 0);
+            lab.wait_for("room in the group", || (capacity_over_disks(&looking).ok()? > 0).then_some(()))?;
             Ok(())
         };
         let went = others();
@@ -154,7 +163,51 @@ fn filesystems_that_do_not_answer_hold_no_other_volume_up(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_disk_that_does_not_answer_holds_no_other_volume_up(lab: &Lab) -> Result {
+    run("vgcreate", ["a", lab.disk(0)])?;
+    run("vgcreate", ["b", lab.disk(1)])?;
+    let driver = Driver::start(lab, CLASSES, &["--metrics-bind-address", FIGURES])?;
+    let (client, target, well) = (&driver.client, lab.state().join("target"), lab.state().join("well"));
+    let in_a = client.create("in a", "a", 64 * MIB, EXT4, None)?.volume_id;
+    let in_b = client.create("in b", "b", 64 * MIB, EXT4, None)?.volume_id;
+    client.publish(&in_b, &well, EXT4)?;
+    lab.fault(0, Fault::Delay { milliseconds: 3_600_000 })?;
+    let went = std::thread::scope(|scope| -> Result {
+        let (publishing, to_publish, at) = (driver.connect()?, &in_a, &target);
+        let published = scope.spawn(move || publishing.publish(to_publish, at, EXT4));
+        let others = || -> Result {
+            for _ in 0..2 {
+                assert!(client.capacity("b")? > 0 && is_healthy()?);
+                assert!(!client.stats(&in_b, &well)?.usage.is_empty());
+            }
+            let published = published.join().map_err(|_| "the call panicked")?;
+            refused(published.map(drop), Code::Unavailable, &["volume group a", "do not answer"]);
+            refused(
+                client.create("more", "a", 8 * MIB, EXT4, None).map(drop),
+                Code::Unavailable,
+                &["volume group a", "do not answer"],
+            );
+            client.unpublish(&in_a, &target)?;
+            assert_eq!(client.capacity("a")?, 0);
+            client.unpublish(&in_b, &well)?;
+            client.publish(&in_b, &well, EXT4)?;
+            Ok(())
+        };
+        let went = others();
+        lab.fault(0, Fault::None)?;
+        went
+    });
+    went?;
+    lab.wait_for("the group to serve again", || client.publish(&in_a, &target, EXT4).ok())?;
+    for (id, target) in [(&in_a, &target), (&in_b, &well)] {
+        client.unpublish(id, target)?;
+        client.delete(id)?;
+    }
+    Ok(())
+}
+
 lab_test::main! {
+    a_disk_that_does_not_answer_holds_no_other_volume_up: Needs::disks(2, GIB / 2).faults().devices_file().guest(),
     a_look_that_waits_for_a_command_lets_all_other_calls_be_answered: Needs::disks(3, GIB / 2).guest(),
     filesystems_that_do_not_answer_hold_no_other_volume_up: Needs::disks(3, GIB / 2).faults().devices_file().guest(),
 }

@@ -66,7 +66,7 @@ fn of_failure(failure: &Failure) -> Kind {
         // Options of a class that lvm2 does not know.
         Failure::Refused(_) => Kind::Invalid,
         Failure::Locked(_) => Kind::Busy,
-        Failure::Stuck { .. } => Kind::Unavailable,
+        Failure::Stuck { .. } | Failure::Silent { .. } => Kind::Unavailable,
         // The plan has looked before: these mean that somebody else was quicker, and a retry finds out.
         Failure::NotFound(_) | Failure::AlreadyThere(_) | Failure::NotLarger(_) => Kind::Busy,
         Failure::Process(_) | Failure::Unreadable(_) | Failure::Other(_) => Kind::Internal,

@@ -53,6 +53,14 @@ pub enum Failure {
         /// To follow it on.
         rest: Box<Following>,
     },
+    /// Whoever reads these disks waits for ever, as lvm2 would.
+    #[error("{} of volume group {group} do not answer: see dmesg; the group goes on by itself when they do", disks.join(", "))]
+    Silent {
+        /// Of which group.
+        group: String,
+        /// Which.
+        disks: Vec<String>,
+    },
     /// lvm2 could not be run.
     #[error(transparent)]
     Process(ProcessError),
@@ -174,9 +182,11 @@ mod tests {
             Failure::Locked(_) => "locked",
             Failure::Unsupported(_) => "unsupported",
             Failure::Refused(_) => "refused",
-            Failure::Stuck { .. } | Failure::Process(_) | Failure::Unreadable(_) | Failure::Other(_) => {
-                "other"
-            }
+            Failure::Stuck { .. }
+            | Failure::Silent { .. }
+            | Failure::Process(_)
+            | Failure::Unreadable(_)
+            | Failure::Other(_) => "other",
         }
     }
 

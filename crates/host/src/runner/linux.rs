@@ -16,6 +16,7 @@ use policy::Fingerprint;
 
 use super::claim::Claim;
 use super::process::{ControlGroup, Finished, Namespaces, ProcessError, Processes, Program};
+use super::reading::Reading;
 use super::{DeviceState, Intent, Progress, Runner, archive, crash, device, shield};
 use crate::causes;
 use crate::dm::{self, Control, Cow, Pool};
@@ -68,6 +69,7 @@ pub struct Linux {
     /// The state of the host's files when our system directory was written.
     layered: Mutex<Option<Fingerprint>>,
     archive: archive::Archive,
+    reading: Reading,
 }
 
 impl Linux {
@@ -86,6 +88,7 @@ impl Linux {
             options,
             layered: Mutex::default(),
             archive: archive::Archive::default(),
+            reading: Reading::default(),
         })
     }
 
@@ -291,8 +294,8 @@ impl Runner for Linux {
             if group.disks.iter().any(|disk| disk.missing || disk.is_gone()) {
                 return None;
             }
-            let mut beginnings =
-                group.disks.iter().filter_map(|disk| metadata::read(Path::new(&disk.path)).ok());
+            let read = |disk: &Disk| self.reading.read(Path::new(&disk.path), metadata::read)?.ok();
+            let mut beginnings = group.disks.iter().filter_map(read);
             beginnings
                 .find(|beginning| beginning.group == group.name.as_str())
                 .map(|beginning| beginning.seqno)
@@ -302,11 +305,16 @@ impl Runner for Linux {
 
     fn unreadable(&self, group: &Group) -> Vec<String> {
         let unreadable = |disk: &&Disk| {
-            let read = || metadata::read(Path::new(&disk.path));
-            disk.is_gone() || matches!(read(), Err(MetadataError::Read { .. }))
+            let read = || self.reading.read(Path::new(&disk.path), metadata::read);
+            disk.is_gone() || matches!(read(), None | Some(Err(MetadataError::Read { .. })))
         };
         let look = || group.disks.iter().filter(unreadable).map(|disk| disk.uuid.clone()).collect();
         self.on_host(look).unwrap_or_default()
+    }
+
+    fn silent(&self, group: &Group) -> Vec<String> {
+        let is_silent = |disk: &&Disk| self.reading.is_silent(Path::new(&disk.path));
+        group.disks.iter().filter(is_silent).map(|disk| disk.path.clone()).collect()
     }
 
     fn change(&self, change: &Change) -> Result<(), Failure> {

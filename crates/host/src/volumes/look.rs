@@ -72,6 +72,7 @@ impl<R: Runner> Volumes<R> {
         if let Some(stuck) = self.stuck(name) {
             return Err(NoTurn::Stuck(stuck).into());
         }
+        known.as_deref().map_or(Ok(()), |group| self.answers(group))?;
         let doubts = self.doubts.until_now(name);
         match self.report(name, known.as_deref()) {
             Ok(mut inventory) => {
@@ -86,6 +87,12 @@ impl<R: Runner> Volumes<R> {
         }
         lock(&self.unseen).remove(name);
         Ok(())
+    }
+
+    /// LVM would wait for a disk that does not answer, and keep its group from everybody.
+    pub(super) fn answers(&self, group: &Group) -> Result<(), Failure> {
+        let disks = self.runner.silent(group);
+        if disks.is_empty() { Ok(()) } else { Err(Failure::Silent { group: group.name.to_string(), disks }) }
     }
 
     /// That a group is gone, or one of its disks, is believed only after a second look.
@@ -147,9 +154,9 @@ mod tests {
     use crate::facts::Facts;
     use crate::names::{LvName, VolumePath};
     use crate::plan::Refusal;
-    use crate::simulated::history::{Act, Class, path, perform};
+    use crate::simulated::history::{Act, Class, device_class, path, perform};
     use crate::simulated::{Simulated, group};
-    use crate::units::Extents;
+    use crate::units::{Bytes, Extents};
 
     #[test]
     fn that_a_group_is_gone_is_believed_only_after_a_second_look() {
@@ -223,6 +230,27 @@ mod tests {
         volumes.forget(&name);
         volumes.look(&name).unwrap();
         assert_eq!(missing(), 0);
+    }
+
+    #[test]
+    fn a_group_whose_disk_does_not_answer_is_neither_asked_nor_changed_until_it_does() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        let volumes = Volumes::open(Arc::clone(&host), &[]).unwrap();
+        let act = Act::Create { volume: 0, class: Class::Linear, extents: 4, block: false };
+        let asked = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&asked);
+        host.while_reporting(move || seen.store(true, Ordering::Relaxed));
+        host.silence(true);
+        let refused = volumes.look(&path(0).group).unwrap_err();
+        assert!(matches!(refused, Error::Lvm(Failure::Silent { .. })), "{refused}");
+        assert!(refused.to_string().contains("do not answer"), "{refused}");
+        assert!(perform(&act, &volumes).is_err());
+        let class = device_class(Class::Linear);
+        assert_eq!(volumes.capacity(&class, &[]).unwrap(), Bytes::ZERO);
+        assert!(!asked.load(Ordering::Relaxed), "LVM was asked");
+        host.silence(false);
+        perform(&act, &volumes).unwrap();
+        assert!(volumes.capacity(&class, &[]).unwrap() > Bytes::ZERO);
     }
 
     #[test]

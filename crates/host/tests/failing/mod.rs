@@ -55,6 +55,10 @@ impl Runner for Failing {
         self.host.unreadable(group)
     }
 
+    fn silent(&self, group: &Group) -> Vec<String> {
+        self.host.silent(group)
+    }
+
     fn change(&self, change: &Change) -> Result<(), Failure> {
         self.effect().map_err(Failure::Other)?;
         self.host.change(change)
