@@ -7,7 +7,7 @@ use lab_test::{Lab, Result, run};
 
 use crate::driver::Driver;
 
-/// What is there: volumes with sizes and what is known of them, free extents, mounts. Nothing may be suspended.
+/// What is there: volumes with sizes and what is known of them, free extents, devices, mounts. Nothing may be suspended.
 pub(crate) fn state() -> Result<String> {
     let volumes = run("lvs", ["--noheadings", "-o", "vg_name,lv_name,lv_size,lv_tags,vg_free_count"])?;
     // Identities are made anew each time.
@@ -15,15 +15,19 @@ pub(crate) fn state() -> Result<String> {
     let known = volumes.lines().map(|line| {
         line.split([' ', ',']).filter(|word| !word.is_empty() && plain(word)).collect::<Vec<_>>().join(" ")
     });
+    let mut devices = Vec::new();
     for entry in fs::read_dir("/sys/block")? {
         let device = entry?.path().join("dm");
         if let Ok(suspended) = fs::read_to_string(device.join("suspended")) {
-            assert_eq!(suspended.trim(), "0", "{} is suspended", fs::read_to_string(device.join("name"))?);
+            let name = fs::read_to_string(device.join("name"))?;
+            assert_eq!(suspended.trim(), "0", "{name} is suspended");
+            devices.push(format!("device {}", name.trim()));
         }
     }
+    devices.sort();
     let mounts = fs::read_to_string("/proc/mounts")?;
     let mounts = mounts.lines().filter(|line| line.contains("/run/test/")).map(str::to_owned);
-    Ok(known.chain(mounts).collect::<Vec<_>>().join("\n"))
+    Ok(known.chain(devices).chain(mounts).collect::<Vec<_>>().join("\n"))
 }
 
 pub(crate) type Act<'a> = Box<dyn Fn(&Client) -> Result + 'a>;

@@ -85,13 +85,17 @@ impl Linux {
         let mut devices = self.devices_of(group)?;
         devices.sort_by_key(|name| depth(name));
         for name in &devices {
+            crash::point("clear", "before");
             control.clear(name)?;
+            crash::point("clear", "after");
         }
         let mut done = Ok(());
         for name in &devices {
             if control.device(name)?.is_some_and(|device| is_left_over(name, &device)) {
                 tracing::warn!(device = name, "a device that was left over is removed");
+                crash::point("remove", "before");
                 done = done.and(control.remove(name));
+                crash::point("remove", "after");
             }
         }
         for name in &resumed {
