@@ -3,7 +3,7 @@
 mod stage;
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use lab_test::{Cut, Error, GIB, Lab, MIB, Needs, Result, fails, run};
 use lvms_host::facts::Facts;
@@ -236,6 +236,31 @@ fn what_is_ambivalent_is_neither_mounted_nor_formatted(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn what_wipefs_alone_finds_is_not_formatted(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(320), false)?;
+    let directory = lab.state().join("first");
+    fs::create_dir(&directory)?;
+    let wipefs = directory.join("wipefs");
+    fs::write(&wipefs, "#!/bin/sh\necho ext4\n")?;
+    fs::set_permissions(&wipefs, fs::Permissions::from_mode(0o755))?;
+    // Over the host's own: programs are found as the host finds them.
+    let own = run("sh", ["-c", "command -v wipefs"])?;
+    run("mount", ["--bind", &wipefs.to_string_lossy(), &own])?;
+    let sum = || run("sh", ["-c", "head -c 8388608 /dev/vg/v | sha256sum"]);
+    let before = sum()?;
+    for kind in Filesystem::ALL {
+        let refused = engine.publish(&volume, &target("v"), &filesystem(kind), None);
+        let ambivalent = matches!(&refused, Err(PublishError::Probe(ProbeError::Ambivalent(_, why))) if why.contains("ext4"));
+        assert!(ambivalent, "{kind}: {refused:?}");
+    }
+    assert_eq!(sum()?, before);
+    run("umount", [&own])?;
+    let at = publish(&engine, &volume, "v", &filesystem(Filesystem::Ext4))?;
+    engine.unpublish("v", &at)?;
+    Ok(())
+}
+
 fn thick_snapshots_keep_their_moment_and_hold_their_origin(lab: &Lab) -> Result {
     let engine = engine(lab)?;
     let volume = make(&engine, "v", false, Bytes::mib(128), false)?;
@@ -331,6 +356,7 @@ lab_test::main! {
     a_copy_has_its_own_identity_though_its_first_target_is_read_only: Needs::disks(1, GIB).guest(),
     nothing_is_written_to_a_read_only_volume_that_was_not_unmounted: Needs::disks(1, 2 * GIB).guest(),
     what_is_ambivalent_is_neither_mounted_nor_formatted: Needs::disks(1, 2 * GIB).guest(),
+    what_wipefs_alone_finds_is_not_formatted: Needs::disks(1, 2 * GIB).guest(),
     thick_snapshots_keep_their_moment_and_hold_their_origin: Needs::disks(1, 2 * GIB).guest(),
     a_full_pool_and_a_lost_disk_are_told: Needs::disks(1, GIB).hotplug().guest(),
 }

@@ -3,12 +3,14 @@
 
 mod driver;
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use driver::{Driver, MIB};
-use lab_csi::{Access, Code, Source};
+use lab_csi::{Access, Code, Source, Status, proto};
 use lab_test::{GIB, Lab, Needs, Result, run};
 use serde_json::Value;
 
@@ -140,7 +142,99 @@ lvm-command-prefix: [/no/such/lvm]
     life("b")
 }
 
+/// All calls of lvm2, once nothing has come after the last for a while: what was made is looked at afterwards.
+fn calls_in_peace(lab: &Lab, calls: &Path) -> Result<usize> {
+    let count = || -> Result<usize> { Ok(fs::read_to_string(calls)?.lines().count()) };
+    lab.wait_for("peace", || {
+        let before = count().ok()?;
+        std::thread::sleep(Duration::from_secs(3));
+        (count().ok()? == before).then_some(before)
+    })
+}
+
+fn what_only_looks_runs_no_command(lab: &Lab) -> Result {
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-L", "300m", "vg"])?;
+    let (lvm, calls) = place_lvm(lab)?;
+    let driver = Driver::start(lab, CLASSES, &["--lvm-path", &lvm])?;
+    let (client, target) = (&driver.client, lab.state().join("target"));
+    let volume = client.create("v", "thick", 64 * MIB, EXT4, None)?.volume_id;
+    let thin = client.create("t", "thin", 64 * MIB, EXT4, None)?.volume_id;
+    client.publish(&volume, &target, EXT4)?;
+    let snapshot = client.snapshot("moment", &thin)?.snapshot_id;
+    let before = calls_in_peace(lab, &calls)?;
+    assert!(before > 0, "no call is written down");
+    for _ in 0..10 {
+        assert!(!client.stats(&volume, &target)?.usage.is_empty());
+        assert!(client.capacity("thick")? > 0 && client.capacity("thin")? > 0);
+        let request = proto::ListVolumesRequest::default();
+        let listed = client.controller(async |mut controller| controller.list_volumes(request).await)?;
+        assert_eq!(listed.entries.len(), 2);
+        let request = proto::ListSnapshotsRequest { snapshot_id: snapshot.clone(), ..Default::default() };
+        let listed = client.controller(async |mut controller| controller.list_snapshots(request).await)?;
+        assert_eq!(listed.entries.len(), 1);
+        let request = proto::ControllerGetVolumeRequest { volume_id: volume.clone() };
+        client.controller(async |mut controller| controller.controller_get_volume(request).await)?;
+    }
+    assert_eq!(calls_in_peace(lab, &calls)?, before);
+    client.unpublish(&volume, &target)?;
+    client.delete_snapshot(&snapshot)?;
+    client.delete(&volume)?;
+    client.delete(&thin)?;
+    Ok(())
+}
+
+fn secrets_are_neither_logged_nor_kept(lab: &Lab) -> Result {
+    const SECRET: &str = "hunter-2-and-nothing-else";
+    run("vgcreate", ["vg", lab.disk(0)])?;
+    let driver = Driver::start(lab, CLASSES, &["--log", "json"])?;
+    let (client, target) = (&driver.client, lab.state().join("target"));
+    let secrets = || HashMap::from([("key".to_owned(), SECRET.to_owned())]);
+    let make = |size: i64| -> std::result::Result<String, Status> {
+        let request = proto::CreateVolumeRequest {
+            name: "v".to_owned(),
+            capacity_range: Some(proto::CapacityRange { required_bytes: size, limit_bytes: 0 }),
+            volume_capabilities: vec![EXT4.capability()],
+            secrets: secrets(),
+            ..Default::default()
+        };
+        let made = client.controller(async |mut controller| controller.create_volume(request).await)?;
+        Ok(made.volume.map(|volume| volume.volume_id).unwrap_or_default())
+    };
+    let publish = |id: &str, target: &Path| {
+        let request = proto::NodePublishVolumeRequest {
+            volume_id: id.to_owned(),
+            target_path: target.to_string_lossy().into_owned(),
+            volume_capability: Some(EXT4.capability()),
+            secrets: secrets(),
+            ..Default::default()
+        };
+        client.node(async |mut node| node.node_publish_volume(request).await)
+    };
+    let id = make(64 * MIB)?;
+    // What is refused is told at length.
+    assert!(make(1024 * MIB).is_err() && publish(&id, Path::new("relative")).is_err());
+    publish(&id, &target)?;
+    let request = proto::CreateSnapshotRequest {
+        name: "moment".to_owned(),
+        source_volume_id: id.clone(),
+        secrets: secrets(),
+        ..Default::default()
+    };
+    let made = client.controller(async |mut controller| controller.create_snapshot(request).await)?;
+    let snapshot = made.snapshot.ok_or("no snapshot")?.snapshot_id;
+    let log = fs::read_to_string(lab.state().join("driver.log"))?;
+    assert!(log.contains(&id) && !log.contains(SECRET), "{log}");
+    assert!(!run("lvs", ["--noheadings", "-o", "lv_name,lv_tags", "vg"])?.contains(SECRET));
+    client.delete_snapshot(&snapshot)?;
+    client.unpublish(&id, &target)?;
+    client.delete(&id)?;
+    Ok(())
+}
+
 lab_test::main! {
+    what_only_looks_runs_no_command: Needs::disks(1, GIB).guest(),
+    secrets_are_neither_logged_nor_kept: Needs::disks(1, GIB).guest(),
     every_line_of_a_call_has_its_number_and_its_volume: Needs::disks(1, GIB).guest(),
     lvm2_is_run_by_the_words_of_the_configuration: Needs::disks(1, GIB).guest(),
 }
