@@ -331,3 +331,33 @@ fn states(volumes: &Volumes<Linux>, group: &VgName) -> BTreeMap<VolumePath, Stat
     }
     states
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lvm::{Change, model};
+    use crate::names::LvName;
+    use crate::simulated::group;
+    use crate::units::Extents;
+
+    #[test]
+    fn a_group_without_a_class_is_attended_while_snapshots_of_ours_may_overflow_in_it() {
+        let ours = Facts { snapshot: true, ..Facts::default() };
+        for (store, facts, is_attended) in
+            [(2, &ours, true), (6, &ours, false), (2, &Facts::default(), false)]
+        {
+            let mut group = group(&[100]);
+            let origin = group.path(&LvName::parse("v").unwrap());
+            let (path, options, tags, on) = (origin.clone(), Vec::new(), Vec::new(), Vec::new());
+            let thick = Change::CreateThick { path, extents: Extents(5), options, tags, on };
+            let (name, store, tags) = (LvName::parse("s").unwrap(), Extents(store), facts.tags());
+            let snapshot = Change::SnapshotThick { origin, name, store, chunk: None, tags };
+            for change in [thick, snapshot] {
+                model::apply(&mut group, &change).unwrap();
+            }
+            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let groups = concerned(&Desired::default(), &inventory);
+            assert_eq!(groups.len(), usize::from(is_attended), "{store:?} {facts:?}");
+        }
+    }
+}
