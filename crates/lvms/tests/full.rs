@@ -260,8 +260,11 @@ fn on_a_host_with_dmeventd_pools_and_snapshots_are_extended_by_the_hosts_policy(
     let field =
         |volume: &str, field: &str| run("lvs", ["--noheadings", "-o", field, &format!("vg/{volume}")]);
     let thin = client.create("thin", "thin", 200 * MIB, Access::Block, None)?.volume_id;
-    let thick = client.create("thick", "thick", 32 * MIB, Access::Block, None)?.volume_id;
+    let thick = client.create("thick", "thick", 200 * MIB, Access::Block, None)?.volume_id;
+    // Nobody watches a store that holds all of its origin: while it is made there is no room for one.
+    run("lvcreate", ["-qq", "-y", "-n", "filler", "-L", "600m", "vg"])?;
     let moment = client.snapshot("moment", &thick)?.snapshot_id;
+    run("lvremove", ["-qq", "-y", "vg/filler"])?;
     // Our own commands leave the watch to the host.
     assert_eq!(field("pool", "seg_monitor")?, "monitored");
     assert_eq!(field(&moment, "seg_monitor")?, "monitored");
