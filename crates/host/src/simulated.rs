@@ -54,6 +54,8 @@ struct State {
     published: Result<Option<PathBuf>, io::ErrorKind>,
     /// Where all volumes are published as soon as LVM could not remove one.
     published_then: Option<PathBuf>,
+    /// What somebody else does while the next change of ours waits for LVM's lock.
+    before: Option<Change>,
     /// Groups of which a disk's cache may hold something.
     unkept: BTreeSet<VgName>,
     /// What happens in the middle of the next report.
@@ -132,6 +134,7 @@ impl Simulated {
             kept: BTreeSet::new(),
             published: Ok(None),
             published_then: None,
+            before: None,
             unkept: BTreeSet::new(),
             meanwhile: None,
             history: Vec::new(),
@@ -238,6 +241,11 @@ impl Simulated {
     /// Where all volumes are published, or why that cannot be seen.
     pub fn publish(&self, published: Result<Option<PathBuf>, io::ErrorKind>) {
         self.state().published = published;
+    }
+
+    /// Somebody else does this while the next change of ours, planned before, waits for LVM's lock.
+    pub fn before_change(&self, change: Change) {
+        self.state().before = Some(change);
     }
 
     /// Where all volumes are published as soon as LVM could not remove one.
@@ -403,9 +411,12 @@ impl Runner for Simulated {
     fn change(&self, change: &Change) -> Result<(), Failure> {
         let mut state = self.state();
         state.effect(|| change.arguments().join(" ")).map_err(Failure::Other)?;
-        if let Change::Remove { path, others } = change {
+        if let Some(before) = state.before.take() {
+            state.apply(&before)?;
+        }
+        if let Change::Remove { path, .. } = change {
             // LVM removes none of them when one cannot go.
-            for volume in [&path.volume].into_iter().chain(others) {
+            for volume in change.removed() {
                 let path = VolumePath { group: path.group.clone(), volume: volume.clone() };
                 if state.kept.contains(&path) {
                     if let Some(target) = state.published_then.take() {

@@ -229,6 +229,11 @@ impl Volume {
         self.tags.iter().any(|other| other == tag)
     }
 
+    /// The pool that it takes its space from.
+    fn pool(&self) -> Option<&LvName> {
+        if let Kind::Thin { pool, .. } = &self.kind { Some(pool) } else { None }
+    }
+
     /// Whether it is a thin pool.
     pub fn is_pool(&self) -> bool {
         matches!(self.kind, Kind::Pool { .. })
@@ -274,6 +279,18 @@ impl Group {
     /// Its disks that are not there.
     pub fn missing(&self) -> impl Iterator<Item = &Disk> {
         self.disks.iter().filter(|disk| disk.missing)
+    }
+
+    /// The names of what LVM would remove with this volume: its copy-on-write snapshots, and thin volumes that read from it
+    /// what they do not have themselves. A snapshot in its own pool needs no origin.
+    pub fn dependants_of(&self, name: &LvName) -> Vec<&LvName> {
+        let own = self.volumes.get(name).and_then(Volume::pool);
+        let reads = |volume: &&Volume| {
+            let origin = matches!(&volume.kind, Kind::Thin { origin, .. } if origin.as_ref() == Some(name));
+            origin && volume.pool() != own
+        };
+        let others = self.volumes.values().filter(reads).map(|volume| &volume.name);
+        self.snapshots_of(name).into_iter().chain(others).collect()
     }
 
     /// The names of copy-on-write snapshots of this volume.

@@ -56,13 +56,13 @@ pub fn apply(group: &mut Group, change: &Change) -> Result<(), Failure> {
             insert(group, name, kind, size, tags, active);
         }
         Change::Extend { path, extents, .. } => extend(group, &path.volume, *extents)?,
-        Change::Remove { path, others } => {
-            remove(group, &path.volume)?;
-            for other in others {
-                remove(group, other)?;
+        Change::Remove { .. } | Change::Release { .. } => {
+            let names = change.removed();
+            if let Some(kept) = names.iter().find(|name| !group.dependants_of(name).is_empty()) {
+                return Err(Failure::Kept((*kept).clone()));
             }
+            names.into_iter().try_for_each(|name| remove(group, name))?;
         }
-        Change::Release { path } => remove(group, &path.volume)?,
         Change::Tag { path, add, remove } => {
             let volume = present_mut(group, &path.volume)?;
             volume.tags.retain(|tag| !remove.iter().any(|gone| gone.as_str() == tag));
@@ -223,11 +223,6 @@ fn extend(group: &mut Group, name: &LvName, extents: Extents) -> Result<(), Fail
 
 fn remove(group: &mut Group, name: &LvName) -> Result<(), Failure> {
     let volume = present(group, name)?.clone();
-    // lvm2 takes the snapshots of a thick volume along.
-    let snapshots: Vec<LvName> = group.snapshots_of(name).into_iter().cloned().collect();
-    for snapshot in snapshots {
-        remove(group, &snapshot)?;
-    }
     let extents = volume.size.in_extents(group.extent);
     match &volume.kind {
         Kind::Thick(layout) => {

@@ -22,7 +22,7 @@ pub fn remove(situation: Situation<'_>, path: &VolumePath) -> Result<Next, Refus
         return Err(Refusal::NotAVolume(path.clone()));
     }
     let (temporary, snapshots): (Vec<&LvName>, Vec<&LvName>) =
-        group.snapshots_of(&path.volume).into_iter().partition(|name| {
+        group.dependants_of(&path.volume).into_iter().partition(|name| {
             Facts::of(&group.volumes[*name]).temporary.as_ref().is_some_and(|target| {
                 !situation.inventory.groups.values().any(|group| group.volumes.contains_key(target))
             })
@@ -92,11 +92,15 @@ mod tests {
         Change::CreateThick { path: path(name), extents: Extents(1), options, tags, on }
     }
 
-    /// Which go with a volume.
-    fn with(group: Group, volume: &str, others: &[VolumePath]) -> Vec<String> {
+    fn next(group: Group, volume: &str, others: &[VolumePath]) -> Result<Next, Refusal> {
         let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
         let situation = Situation { inventory: &inventory, pool: &|_| None };
-        let next = remove_with(situation, &path(volume), others).unwrap();
+        remove_with(situation, &path(volume), others)
+    }
+
+    /// Which go with a volume.
+    fn with(group: Group, volume: &str, others: &[VolumePath]) -> Vec<String> {
+        let next = next(group, volume, others).unwrap();
         let Next::Do(step) = next else { panic!("{next:?}") };
         let Step::Change(Change::Remove { path: removed, others }) = *step else { panic!("{step:?}") };
         assert_eq!(removed, path(volume));
@@ -115,6 +119,43 @@ mod tests {
         let elsewhere = VolumePath { group: crate::names::VgName::parse("other").unwrap(), ..path("b") };
         let others = [path("a"), path("b"), path("gone"), path("origin"), path("snapshot"), elsewhere];
         assert_eq!(with(group, "a", &others), ["b", "snapshot"]);
+    }
+
+    #[test]
+    fn what_reads_from_a_volume_keeps_it_whatever_kind_it_is() {
+        let mut group = group(&[100]);
+        let (tags, thin) = (Vec::new(), |pool: &str, origin: &str| Kind::Thin {
+            pool: path(pool).volume,
+            origin: Some(path(origin).volume),
+        });
+        for (name, kind) in [
+            ("origin", None),
+            ("alone", None),
+            ("thin", Some(thin("pool", "alone-before"))),
+            ("reads-thick", Some(thin("pool", "origin"))),
+            ("reads-thin", Some(thin("another-pool", "thin"))),
+            ("snapshot", Some(thin("pool", "reads-thick"))),
+        ] {
+            model::apply(&mut group, &thick(name)).unwrap();
+            if let Some(kind) = kind {
+                group.volumes.get_mut(&path(name).volume).unwrap().kind = kind;
+            }
+        }
+        let (name, store, chunk) = (path("cow").volume, Extents(1), None);
+        let cow = Change::SnapshotThick { origin: path("origin"), name, store, chunk, tags };
+        model::apply(&mut group, &cow).unwrap();
+        for (kept, dependants) in [("origin", vec!["cow", "reads-thick"]), ("thin", vec!["reads-thin"])] {
+            let refused = next(group.clone(), kept, &[]).unwrap_err();
+            let snapshots = dependants.into_iter().map(|name| path(name).volume).collect();
+            assert_eq!(refused, Refusal::HasSnapshots { path: path(kept), snapshots });
+            assert!(matches!(
+                model::apply(&mut group.clone(), &Change::remove(path(kept))),
+                Err(crate::lvm::Failure::Kept(_))
+            ));
+        }
+        for goes in ["alone", "reads-thick", "reads-thin", "snapshot", "cow"] {
+            assert_eq!(with(group.clone(), goes, &[]), [""; 0]);
+        }
     }
 
     #[test]
