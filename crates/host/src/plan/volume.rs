@@ -10,7 +10,7 @@ pub use removal::{remove, remove_with};
 pub use snapshot::{extend_store, is_half_made, may_overflow, snapshot};
 pub(crate) use source::has_former_bytes;
 pub use source::is_for_block;
-use source::{Source, does_not_zero, leftover, temporary, zeroes};
+use source::{Source, does_not_zero, leftover, zeroes};
 
 use super::capacity::Situation;
 use super::{Next, Refusal, Step};
@@ -59,16 +59,20 @@ impl Wish<'_> {
 /// The next step to the wished volume.
 pub fn create(situation: Situation<'_>, wish: &Wish<'_>) -> Result<Next, Refusal> {
     let group = situation.group(wish.class)?;
+    let present = group.volumes.get(&wish.name);
+    // Of what is copied the source is nobody's concern any more: it may have grown, or be gone.
     let source = match &wish.source {
-        Some(path) => Some(Source::find(situation, path, wish)?),
-        None => None,
+        Some(path) if present.is_none_or(|present| Facts::of(present).copying.is_some()) => {
+            Some(Source::find(situation, path, wish)?)
+        }
+        Some(_) | None => None,
     };
     if let Some(path) = leftover(situation, wish, source.as_ref()) {
         return done_by(Change::remove(path));
     }
     let extents = wish.shape().round_up(wish.size.in_extents(group.extent));
     let size = extents.bytes(group.extent);
-    match group.volumes.get(&wish.name) {
+    match present {
         None => begin(situation, wish, group, source.as_ref(), extents),
         Some(volume) => go_on(wish, group, volume, source.as_ref(), size),
     }
@@ -82,13 +86,17 @@ fn begin(
     extents: Extents,
 ) -> Result<Next, Refusal> {
     let size = extents.bytes(group.extent);
+    // What a copy reads it also writes.
+    let read = source.map_or(Bytes::ZERO, |source| source.length(&wish.name));
+    if wish.size < read {
+        return give_up(wish, source, Refusal::SmallerThanSource { source_size: read, wanted: wish.size });
+    }
     if let Some(source) = source.filter(|source| wish.facts.block && source.has_former_bytes()) {
         let reason = "it was made for a filesystem and never zeroed, and as a block device its copy would show what was \
                       there before: ask for a copy with a filesystem";
         return Err(Refusal::BadSource { path: source.path.clone(), reason });
     }
-    // What a copy reads it also writes.
-    let written = source.filter(|source| !source.instant).map_or(Bytes::ZERO, |source| source.volume.size);
+    let written = if source.is_some_and(|source| source.instant) { Bytes::ZERO } else { read };
     if let Some(pool) = wish.class.pool()
         && wish.facts.block
         && size > written
@@ -104,13 +112,7 @@ fn begin(
     let is_beside = wish.is_thick() && source.is_some_and(|source| source.group.name == group.name);
     let wanted = if is_beside { size + store.bytes(group.extent) } else { size };
     if wanted > free {
-        let refusal = Refusal::NoSpace { place: place(wish.class), free, wanted };
-        // The snapshot for the copy is given up with it. It may be what has taken the room: where a volume lies on several
-        // disks, one extent of a snapshot costs it more than one.
-        return match source.and_then(|source| source.snapshot_for(&wish.name)) {
-            Some(path) => do_next(Step::GiveUp(Change::remove(path), refusal)),
-            None => Err(refusal),
-        };
+        return give_up(wish, source, Refusal::NoSpace { place: place(wish.class), free, wanted });
     }
     if let Some(source) = source.filter(|source| !is_beside && store > source.group.to_be_had()) {
         let bytes = |extents: Extents| extents.bytes(source.group.extent);
@@ -137,8 +139,7 @@ fn begin(
         facts.copying = Some(source.path.to_string());
     }
     if wish.is_thick() && facts.block {
-        let from = source.map_or(Bytes::ZERO, |source| source.volume.size);
-        facts.zeroing = (from < size).then_some(from);
+        facts.zeroing = (read < size).then_some(read);
     }
     let (options, tags) = (wish.options.clone(), facts.tags());
     done_by(match &wish.class.kind {
@@ -187,20 +188,23 @@ fn go_on(
         if !volume.active {
             return done_by(Change::Activate { path });
         }
-        let (from, length) = (source.reading(&wish.name), source.volume.size);
+        let (from, length) = (source.reading(&wish.name), source.length(&wish.name));
         let dirty = !is_new_space_zero(wish, group);
         return do_next(Step::Copy { from, to: path, length, dirty, then: copied });
     }
     if let Some(step) = zero_rest(&path, volume, &facts) {
         return do_next(step);
     }
-    if let Some(source) = source
-        && let Some(name) = temporary(&wish.name)
-        && source.group.volumes.contains_key(&name)
-    {
-        return done_by(Change::remove(source.group.path(&name)));
-    }
     Ok(Next::Done)
+}
+
+/// The snapshot for the copy is given up with it. It may be what has taken the room: where a volume lies on several disks,
+/// one extent of a snapshot costs it more than one.
+fn give_up(wish: &Wish<'_>, source: Option<&Source<'_>>, refusal: Refusal) -> Result<Next, Refusal> {
+    match source.and_then(|source| source.snapshot_for(&wish.name)) {
+        Some(path) => do_next(Step::GiveUp(Change::remove(path), refusal)),
+        None => Err(refusal),
+    }
 }
 
 fn do_next(step: Step) -> Result<Next, Refusal> {
@@ -278,6 +282,7 @@ fn zero_rest(path: &VolumePath, volume: &Volume, facts: &Facts) -> Option<Step> 
 mod tests {
     use std::sync::Arc;
 
+    use super::source::temporary;
     use super::*;
     use crate::lvm::{Inventory, model};
     use crate::names::VgName;
@@ -496,6 +501,69 @@ mod tests {
             assert_eq!(next.is_ok(), fits, "{next:?}");
             assert!(fits || matches!(next, Err(Refusal::BadSource { .. })));
         }
+    }
+
+    #[test]
+    fn a_copy_goes_on_though_its_source_has_grown_meanwhile() {
+        let temporary = temporary(&path("copy").volume).unwrap();
+        let readable = Change::SnapshotThick {
+            origin: path("source"),
+            name: temporary.clone(),
+            store: Extents(4),
+            chunk: None,
+            tags: Facts { temporary: Some(path("copy").volume), ..Facts::default() }.tags(),
+        };
+        let block = |name: &str| Facts { block: true, ..named(name) };
+        let begun = [thick("source", &block("source")), readable];
+        let copying = Facts { copying: Some("vg/source".into()), ..block("copy") };
+        // Of 16 MiB each; then the source has more, or is gone.
+        let next = |copy: Option<&Facts>, source: Option<u64>, wanted: u64| {
+            let mut group = with_pool("twi-aotz--");
+            let copy = copy.map(|facts| thick("copy", facts));
+            for change in begun.iter().chain(&copy) {
+                model::apply(&mut group, change).unwrap();
+            }
+            match source {
+                Some(size) => {
+                    group.volumes.get_mut(&path("source").volume).unwrap().size = Bytes::mib(size);
+                }
+                None => drop(group.volumes.remove(&path("source").volume)),
+            }
+            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let class = device_class(Class::Linear);
+            let wish = Wish {
+                name: path("copy").volume,
+                class: &class,
+                options: Vec::new(),
+                size: Bytes::mib(wanted),
+                limit: None,
+                facts: block("copy"),
+                source: Some(path("source")),
+            };
+            match create(Situation { inventory: &inventory, pool: &|_| Some(GOOD) }, &wish) {
+                Ok(Next::Do(step)) => *step,
+                other => panic!("{other:?}"),
+            }
+        };
+        for size in [16, 20, 32] {
+            let begins = next(None, Some(size), 24);
+            let Step::Change(Change::CreateThick { tags, .. }) = &begins else { panic!("{begins:?}") };
+            let zeroing = format!("lvms.io/zeroing={}", Bytes::mib(16).0);
+            assert!(tags.iter().any(|tag| tag.as_str() == zeroing), "{size}: {tags:?}");
+            let copies = next(Some(&copying), Some(size), 16);
+            assert!(
+                matches!(copies, Step::Copy { length, .. } if length == Bytes::mib(16)),
+                "{size}: {copies:?}"
+            );
+        }
+        for source in [Some(16), Some(32), None] {
+            let ends = next(Some(&block("copy")), source, 16);
+            let removal = Change::remove(path(temporary.as_str()));
+            assert_eq!(ends, Step::Change(removal), "{source:?}");
+        }
+        // Nothing is left of what is refused.
+        let refused = next(None, Some(16), 12);
+        assert!(matches!(refused, Step::GiveUp(_, Refusal::SmallerThanSource { .. })), "{refused:?}");
     }
 
     #[test]

@@ -85,9 +85,6 @@ impl<'a> Source<'a> {
                 "the copy's name is too long: one of at most 117 characters leaves room for that of a snapshot",
             ));
         }
-        if wish.size < volume.size {
-            return Err(Refusal::SmallerThanSource { source_size: volume.size, wanted: wish.size });
-        }
         Ok(Source { path: path.clone(), group, volume, instant })
     }
 
@@ -99,6 +96,11 @@ impl<'a> Source<'a> {
                 self.group.path(&temporary(target).unwrap_or_else(|| self.path.volume.clone()))
             }
         }
+    }
+
+    /// How much is read: a snapshot keeps the size of its moment, however its origin grows.
+    pub(super) fn length(&self, target: &LvName) -> Bytes {
+        self.group.volumes.get(&self.reading(target).volume).unwrap_or(self.volume).size
     }
 
     /// Whether a block device with its bytes would show what was there before.
