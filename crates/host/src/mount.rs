@@ -13,6 +13,8 @@ pub use difference::Difference;
 /// One line of the kernel's list of mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
+    /// The kernel's number for it.
+    pub id: u64,
     /// The device of the filesystem.
     pub device: DeviceNumber,
     /// What of the filesystem is mounted.
@@ -43,13 +45,16 @@ pub fn parse(text: &str) -> Vec<Mount> {
 
 fn line(line: &str) -> Option<Mount> {
     let (before, after) = line.split_once(" - ")?;
-    let mut words = before.split(' ').skip(2);
+    let mut words = before.split(' ');
+    let id = words.next()?.parse().ok()?;
+    let mut words = words.skip(1);
     let (major, minor) = words.next()?.split_once(':')?;
     let device = DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? };
     let (root, target, options) = (words.next()?, words.next()?, words.next()?);
     let mut words = after.split(' ');
     let (filesystem, source) = (words.next()?, words.next()?);
     Some(Mount {
+        id,
         device,
         root: unescape(root).into(),
         target: unescape(target).into(),
@@ -98,7 +103,7 @@ pub fn split(options: &str) -> Vec<String> {
     parts
 }
 
-/// All mounts at a place, the topmost last.
+/// All mounts at a place, the topmost last. It is seen there only if nothing was mounted over a directory on the way.
 pub fn at<'a>(mounts: &'a [Mount], target: &'a Path) -> impl Iterator<Item = &'a Mount> {
     mounts.iter().filter(move |mount| mount.target == target)
 }
@@ -209,7 +214,7 @@ mod tests {
     fn a_line_of_the_kernels_is_read() {
         let text = "36 35 253:3 / /var/lib/kubelet/a\\040b rw,noatime shared:1 master:2 - xfs /dev/mapper/vg-a rw,nouuid\n";
         let mounts = parse(text);
-        assert_eq!(mounts.len(), 1);
+        assert_eq!((mounts.len(), mounts[0].id), (1, 36));
         assert_eq!(mounts[0].device, DeviceNumber { major: 253, minor: 3 });
         assert_eq!(mounts[0].target, Path::new("/var/lib/kubelet/a b"));
         assert_eq!((mounts[0].options.len(), mounts[0].shared_options.len()), (2, 2));

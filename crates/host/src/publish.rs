@@ -21,7 +21,7 @@ use crate::facts::Facts;
 use crate::filesystem::{Content, Filesystem, NotMountable};
 use crate::lvm::inventory::{DeviceNumber, Kind};
 use crate::lvm::{Inventory, Volume};
-use crate::mount::{self, BadFlag, Difference, Flags, Mount};
+use crate::mount::{BadFlag, Difference, Flags, Mount};
 use crate::names::VolumePath;
 use crate::plan::Refusal;
 use crate::plan::volume::changeable;
@@ -95,6 +95,14 @@ pub enum PublishError {
         /// What.
         found: String,
     },
+    /// It is mounted there, and something else is seen.
+    #[error("what is mounted on {} is hidden by {by}: unmount that first", target.display())]
+    Hidden {
+        /// Where.
+        target: PathBuf,
+        /// By what.
+        by: String,
+    },
     /// It is mounted on this host in another way.
     #[error("{path} is mounted on {} already, {difference}: mount flags must be the same on one node", at.display())]
     Differs {
@@ -135,6 +143,21 @@ fn system(what: &'static str, place: &Path) -> impl FnOnce(io::Error) -> Publish
 
 fn none(path: &VolumePath) -> volumes::Error {
     Refusal::NoVolume(path.clone()).into()
+}
+
+/// What is mounted at a place, and seen there.
+fn seen<'a>(linux: &Linux, mounts: &'a [Mount], target: &Path) -> Result<Option<&'a Mount>, PublishError> {
+    let Some(topmost) = mounts.iter().rfind(|mount| mount.target == target) else { return Ok(None) };
+    if linux.is_seen(topmost).map_err(system("looking at", target))? {
+        return Ok(Some(topmost));
+    }
+    let at = target.ancestors().find_map(|place| linux.mount_of(place).ok().flatten());
+    let by = mounts.iter().find(|mount| Some(mount.id) == at);
+    let by = by.map_or_else(
+        || "another mount".to_owned(),
+        |mount| format!("{} ({}) on {}", mount.source, mount.filesystem, mount.target.display()),
+    );
+    Err(PublishError::Hidden { target: target.to_owned(), by })
 }
 
 /// A volume that may be made visible, with what is known of it.
@@ -216,8 +239,7 @@ impl Volumes<Linux> {
         }
         let device = linux.device(&path.mapper_name()).map_err(system("looking at", target))?;
         let mounts = linux.mounts().map_err(system("listing mounts for", target))?;
-        let mounted = mount::at(&mounts, target)
-            .last()
+        let mounted = seen(linux, &mounts, target)?
             .filter(|mount| device.as_ref().is_some_and(|device| device.number == mount.device));
         if let Some(mounted) = mounted
             && let Some(kind) = Filesystem::named(&mounted.filesystem)
@@ -240,7 +262,10 @@ impl Volumes<Linux> {
             return Ok(());
         }
         let writable = mounts.iter().find(|mount| {
-            mount.device == mounted.device && mount.filesystem == mounted.filesystem && !mount.is_read_only()
+            mount.device == mounted.device
+                && mount.filesystem == mounted.filesystem
+                && !mount.is_read_only()
+                && self.runner().is_seen(mount).unwrap_or(false)
         });
         let Some(writable) = writable else { return Ok(()) };
         let claim = self.claim(path, mounted.device, deadline)?;

@@ -199,6 +199,42 @@ fn what_is_another_s_at_a_path_stays_there(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_target_that_another_mount_hides_is_told_and_neither_shown_nor_tried_for_ever(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
+    let block = make(&engine, "block", false, Bytes::mib(8), true)?;
+    let (ext4, device) = (filesystem(Filesystem::Ext4), Access::Block { read_only: false });
+    let at = publish(&engine, &volume, "pod/v", &ext4)?;
+    let node = publish(&engine, &block, "pod/block", &device)?;
+    fs::write(at.join("file"), "bytes")?;
+    run("mount", ["-t", "tmpfs", "cover", &target("pod").to_string_lossy()])?;
+    let told = |answer: std::result::Result<(), PublishError>| {
+        let hidden = matches!(&answer, Err(PublishError::Hidden { by, .. })
+            if by.contains("cover") && by.ends_with("/run/test/pod"));
+        assert!(hidden, "{answer:?}");
+    };
+    // Whether there is such a place in what covers it, or not.
+    for _ in 0..2 {
+        told(engine.publish(&volume, &at, &ext4, None));
+        told(engine.publish(&block, &node, &device, None));
+        told(engine.unpublish("v", &at));
+        told(engine.unpublish("block", &node));
+        fs::create_dir_all(&at)?;
+        fs::write(&node, "")?;
+    }
+    // Another target shows the volume, and not what hides the first.
+    let elsewhere = publish(&engine, &volume, "elsewhere", &ext4)?;
+    assert_eq!(fs::read_to_string(elsewhere.join("file"))?, "bytes");
+    engine.unpublish("v", &elsewhere)?;
+    run("umount", [target("pod")])?;
+    engine.publish(&volume, &at, &ext4, None)?;
+    assert_eq!(fs::read_to_string(at.join("file"))?, "bytes");
+    engine.unpublish("v", &at)?;
+    engine.unpublish("block", &node)?;
+    assert!(!at.exists() && !node.exists());
+    Ok(())
+}
+
 fn stacked_mounts_and_dead_disks_are_unpublished(lab: &Lab) -> Result {
     let engine = engine(lab)?;
     let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
@@ -231,5 +267,6 @@ lab_test::main! {
     equal_flags_are_equal_however_the_kernel_tells_them: Needs::disks(1, 2 * GIB).guest(),
     a_filesystem_that_is_mounted_in_another_namespace_is_mounted_again: Needs::disks(1, GIB).guest(),
     what_is_another_s_at_a_path_stays_there: Needs::disks(1, GIB).guest(),
+    a_target_that_another_mount_hides_is_told_and_neither_shown_nor_tried_for_ever: Needs::disks(1, GIB).guest(),
     stacked_mounts_and_dead_disks_are_unpublished: Needs::disks(1, 2 * GIB).faults().guest(),
 }

@@ -94,6 +94,7 @@ pub fn of_publish(error: &PublishError) -> Error {
         | PublishError::NotMountable { .. }
         | PublishError::NotZeroed(_)
         | PublishError::NotAVolume(_)
+        | PublishError::Hidden { .. }
         | PublishError::Differs { .. } => Kind::Precondition,
         PublishError::Busy(_) => Kind::Busy,
         PublishError::Probe(_) | PublishError::Tool(..) | PublishError::System { .. } => Kind::Internal,

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::{PublishError, system};
+use super::{PublishError, seen, system};
 use crate::lvm::inventory::DeviceNumber;
-use crate::mount::{self, Mount};
+use crate::mount::Mount;
 use crate::names::VolumePath;
 use crate::runner::{Linux, is_not_mounted};
 use crate::volumes::Volumes;
@@ -18,15 +18,19 @@ impl Volumes<Linux> {
     pub fn unpublish(&self, volume: &str, target: &Path) -> Result<(), PublishError> {
         let linux = self.runner();
         let is_not_its_own = |found| PublishError::Occupied { target: target.to_owned(), found };
+        let mut tried = None;
         loop {
             let mounts = linux.mounts().map_err(system("listing mounts for", target))?;
-            let Some(topmost) = mount::at(&mounts, target).last() else { break };
+            let Some(topmost) = seen(linux, &mounts, target)? else { break };
             if let Some(found) = another_mount(volume, topmost) {
                 return Err(is_not_its_own(found));
             }
             match linux.unmount(target) {
-                Err(error) if !is_not_mounted(&error) => return Err(system("unmounting", target)(error)),
-                _ => {}
+                // Somebody else may have been quicker, but not twice.
+                Err(error) if !is_not_mounted(&error) || tried == Some(topmost.id) => {
+                    return Err(system("unmounting", target)(error));
+                }
+                _ => tried = Some(topmost.id),
             }
         }
         if let Some(found) = linux.node_at(target).and_then(|number| another_device(volume, number)) {

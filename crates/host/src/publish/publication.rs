@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use uuid::Uuid;
 
-use super::{PublishError, system};
+use super::{PublishError, seen, system};
 use crate::facts::Facts;
 use crate::filesystem::{Content, Filesystem, NotMountable, Preparation, prepare};
 use crate::lvm::inventory::DeviceNumber;
 use crate::lvm::{Group, Volume};
-use crate::mount::{self, Flags, Mount};
+use crate::mount::{Flags, Mount};
 use crate::names::VolumePath;
 use crate::plan::volume::has_former_bytes;
 use crate::runner::{Claim, Linux};
@@ -43,18 +43,24 @@ impl Publication<'_> {
 
     pub(super) fn filesystem(&self, kind: Filesystem, flags: Flags) -> Result<(), PublishError> {
         let mounts = self.mounts()?;
-        if let Some(present) = mount::at(&mounts, self.target).last() {
+        if let Some(present) = seen(self.linux(), &mounts, self.target)? {
             self.is_published(present, kind.name(), &flags)?;
             return self.volumes.grow_mounted(self.path, kind, &mounts, present, self.deadline);
         }
         let whole = |mount: &&Mount| mount.device == self.number && mount.root == Path::new("/");
         if let Some(first) = mounts.iter().find(whole) {
-            self.another(first, kind, &flags)?;
-        } else {
-            self.first(kind, flags)?;
+            self.is_same(first, kind, &flags)?;
+        }
+        let is_seen = |mount: &&Mount| self.linux().is_seen(mount).unwrap_or(false);
+        match mounts.iter().filter(whole).find(is_seen) {
+            Some(first) => self.another(first, &flags)?,
+            None => self.first(kind, flags)?,
         }
         let mounts = self.mounts()?;
-        match mount::at(&mounts, self.target).last() {
+        match seen(self.linux(), &mounts, self.target)? {
+            Some(mounted) if mounted.device != self.number => {
+                self.is_published(mounted, kind.name(), mounted.is_read_only())
+            }
             Some(mounted) => self.volumes.grow_mounted(self.path, kind, &mounts, mounted, self.deadline),
             None => Err(system("mounting on", self.target)(io::Error::other("nothing is mounted there"))),
         }
@@ -82,8 +88,8 @@ impl Publication<'_> {
         Err(PublishError::Occupied { target: self.target.to_owned(), found })
     }
 
-    /// A further target is bound from one that is there.
-    fn another(&self, first: &Mount, kind: Filesystem, flags: &Flags) -> Result<(), PublishError> {
+    /// Checks that the volume is mounted elsewhere in the wished way: one filesystem has one way.
+    fn is_same(&self, first: &Mount, kind: Filesystem, flags: &Flags) -> Result<(), PublishError> {
         if first.filesystem != kind.name() {
             let reason = NotMountable::Another { present: first.filesystem.clone(), wanted: kind };
             return Err(PublishError::NotMountable { path: self.path.clone(), reason });
@@ -92,6 +98,11 @@ impl Publication<'_> {
             let (path, at) = (self.path.clone(), first.target.clone());
             return Err(PublishError::Differs { path, at, difference });
         }
+        Ok(())
+    }
+
+    /// A further target is bound from one that is seen.
+    fn another(&self, first: &Mount, flags: &Flags) -> Result<(), PublishError> {
         self.make_directory()?;
         self.linux().bind(&first.target, self.target, &flags.own).map_err(system("binding", self.target))
     }
@@ -200,7 +211,7 @@ impl Publication<'_> {
             return Err(PublishError::NotZeroed(self.path.clone()));
         }
         let mounts = self.mounts()?;
-        let present = mount::at(&mounts, self.target).last();
+        let present = seen(linux, &mounts, self.target)?;
         let occupied = |found| Err(PublishError::Occupied { target: self.target.to_owned(), found });
         if linux.is_device(self.target, self.number).map_err(system("looking at", self.target))? {
             // A bare node of an older TopoLVM's is no mount.
@@ -217,7 +228,8 @@ impl Publication<'_> {
         }
         linux.make_file(self.target).map_err(system("making", self.target))?;
         let own: Vec<String> = read_only.then(|| "ro".to_owned()).into_iter().collect();
-        linux.bind(&self.device(), self.target, &own).map_err(system("binding", self.target))
+        linux.bind(&self.device(), self.target, &own).map_err(system("binding", self.target))?;
+        seen(linux, &self.mounts()?, self.target).map(drop)
     }
 }
 

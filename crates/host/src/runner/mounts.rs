@@ -3,6 +3,7 @@
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -66,6 +67,26 @@ impl Linux {
             }
             Ok(mounts)
         })?
+    }
+
+    /// The number of the mount in which a place lies, or that is there; none if the place is not. What is mounted is not
+    /// touched: it may not answer.
+    pub fn mount_of(&self, place: &Path) -> io::Result<Option<u64>> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        self.on_host(|| match rustix::fs::open(place, flags, rustix::fs::Mode::empty()) {
+            Ok(place) => {
+                let told = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", place.as_raw_fd()))?;
+                let id = told.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+                id.map(Some).ok_or_else(|| io::Error::other("the kernel tells no mount of it"))
+            }
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(error) => Err(error.into()),
+        })?
+    }
+
+    /// Whether a mount is what is seen where it is.
+    pub(crate) fn is_seen(&self, mount: &Mount) -> io::Result<bool> {
+        Ok(self.mount_of(&mount.target)? == Some(mount.id))
     }
 
     /// Looks what is on a device. Only an empty answer of two tools, on a device that can be read, is "nothing".
