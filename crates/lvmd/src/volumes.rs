@@ -13,7 +13,7 @@ use lvms_host::desired::Desired;
 use lvms_host::facts::Facts;
 use lvms_host::lvm::inventory;
 use lvms_host::names::{LvName, Tag, VgName, VolumePath};
-use lvms_host::plan::volume::Wish;
+use lvms_host::plan::volume::{Wish, has_leftover};
 use lvms_host::runner::Linux;
 use lvms_host::units::Bytes;
 use lvms_host::volumes::Volumes as Engine;
@@ -147,7 +147,8 @@ fn copy(
     let source = path(&class.group, &request.source_volume)?;
     let origin = look(engine, &source)?.ok_or_else(|| missing(&source))?;
     let target = VolumePath { group: class.group.clone(), volume: name.clone() };
-    if engine.inventory().volume(&target).is_some_and(told::is_finished) {
+    let inventory = engine.inventory();
+    if inventory.volume(&target).is_some_and(told::is_finished) && !has_leftover(&inventory, &name) {
         return Err(already_there(&target));
     }
     let size = size.unwrap_or(origin.size);

@@ -228,6 +228,23 @@ fn volumes_live_by_lvmds_protocol_as_with_lvmd(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn what_is_left_of_a_copy_goes_with_the_same_call(lab: &Lab) -> Result {
+    let _driver = start(lab, &["--lvmd-protocol"])?;
+    let client = Client::connect()?;
+    client.create(wish("source", "thick", 8 * MIB))?;
+    let copy = || client.copy("copy", "thin", "source", "rw", 0);
+    copy()?;
+    refused(copy(), Code::AlreadyExists, &["copy"]);
+    // As whoever was killed after the copy's last byte leaves it.
+    let words = ["-n", "lvms-copy-copy", "-l", "1", "--addtag", "lvms.io/temporary=copy", "vg/source"];
+    run("lvcreate", ["-qq", "-y", "-s"].iter().chain(&words))?;
+    copy()?;
+    refused(copy(), Code::AlreadyExists, &["copy"]);
+    client.remove("source", "thick")?;
+    client.remove("copy", "thin")?;
+    Ok(())
+}
+
 fn what_lvmd_refuses_is_refused_with_its_codes_and_changes_nothing(lab: &Lab) -> Result {
     let _driver = start(lab, &["--lvmd-protocol"])?;
     let client = Client::connect()?;
@@ -345,6 +362,7 @@ fn a_volume_on_which_csi_works_is_left_alone(lab: &Lab) -> Result {
 lab_test::main! {
     a_volume_on_which_csi_works_is_left_alone: Needs::disks(1, GIB).guest(),
     volumes_live_by_lvmds_protocol_as_with_lvmd: Needs::disks(1, GIB).guest(),
+    what_is_left_of_a_copy_goes_with_the_same_call: Needs::disks(1, GIB).guest(),
     what_lvmd_refuses_is_refused_with_its_codes_and_changes_nothing: Needs::disks(1, GIB).guest(),
     the_socket_of_lvmd_is_roots_and_neither_stolen_nor_left: Needs::disks(1, GIB).guest(),
 }

@@ -18,7 +18,7 @@ use lvms_cluster::{Events, Outcome, Reference, Store, Work};
 use lvms_csi::locks::Locks;
 use lvms_csi::volumes::Source;
 use lvms_csi::{Error, Kind};
-use lvms_host::plan::volume::is_half_made;
+use lvms_host::plan::volume::{has_leftover, is_half_made};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
@@ -401,8 +401,10 @@ impl Volumes {
         if let Some(found) = find_any(&desired, &inventory, id) {
             return Lv::Present {
                 size: found.volume.size,
+                // What was copied is told of when nothing is left of the copy.
                 finished: !(found.facts.is_unfinished(found.volume.size)
-                    || found.facts.snapshot && is_half_made(found.volume)),
+                    || found.facts.snapshot && is_half_made(found.volume)
+                    || object.volume_id().is_none() && has_leftover(&inventory, &found.volume.name)),
                 unused: found.facts.is_ours() && !found.facts.used && !found.facts.block,
             };
         }

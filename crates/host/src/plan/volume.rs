@@ -9,7 +9,7 @@ pub use growth::grow;
 pub use removal::{remove, remove_with};
 pub use snapshot::{extend_store, is_half_made, may_overflow, snapshot};
 pub(crate) use source::has_former_bytes;
-pub use source::is_for_block;
+pub use source::{has_leftover, is_for_block};
 use source::{Source, does_not_zero, leftover, zeroes};
 
 use super::capacity::Situation;
@@ -500,6 +500,25 @@ mod tests {
             let next = create(Situation { inventory: &inventory, pool: &|_| None }, &wish);
             assert_eq!(next.is_ok(), fits, "{next:?}");
             assert!(fits || matches!(next, Err(Refusal::BadSource { .. })));
+        }
+    }
+
+    #[test]
+    fn a_copy_is_not_finished_while_its_snapshot_is_there() {
+        for (tags, expected) in [
+            (Facts { temporary: Some(path("copy").volume), ..Facts::default() }.tags(), true),
+            (Vec::new(), false),
+        ] {
+            let mut group = group(&[100]);
+            let name = temporary(&path("copy").volume).unwrap();
+            let snapshot =
+                Change::SnapshotThick { origin: path("source"), name, store: Extents(4), chunk: None, tags };
+            for change in [thick("source", &named("source")), snapshot, thick("copy", &named("copy"))] {
+                model::apply(&mut group, &change).unwrap();
+            }
+            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            assert_eq!(has_leftover(&inventory, &path("copy").volume), expected);
+            assert!(!has_leftover(&inventory, &path("source").volume));
         }
     }
 

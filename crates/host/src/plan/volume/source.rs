@@ -160,6 +160,13 @@ fn is_useless(snapshot: &Volume) -> bool {
     Facts::of(snapshot).temporary.is_some() && (is_half_made(snapshot) || snapshot.has_overflowed())
 }
 
+/// Whether the snapshot from which a volume was copied is still there: the same call that made the volume removes it.
+pub fn has_leftover(inventory: &Inventory, copy: &LvName) -> bool {
+    let Some(name) = temporary(copy) else { return false };
+    let is_for_it = |left: &Volume| Facts::of(left).temporary.as_ref() == Some(copy);
+    inventory.groups.values().any(|group| group.volumes.get(&name).is_some_and(is_for_it))
+}
+
 /// A snapshot for a copy that somebody gave up, made for a volume of this name from another source.
 pub(super) fn leftover(
     situation: Situation<'_>,
