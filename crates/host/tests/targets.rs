@@ -235,6 +235,22 @@ fn a_target_that_another_mount_hides_is_told_and_neither_shown_nor_tried_for_eve
     Ok(())
 }
 
+fn a_node_of_an_older_topolvm_goes_though_its_number_is_another_s_since_a_boot(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    make(&engine, "other", false, Bytes::mib(8), true)?;
+    let kernels = fs::canonicalize("/dev/mapper/vg-other")?;
+    let number = fs::metadata(&kernels)?.rdev();
+    let (major, minor) = (rustix::fs::major(number).to_string(), rustix::fs::minor(number).to_string());
+    let bare = target("bare");
+    run("mknod", [&bare.to_string_lossy(), "b", &major, &minor])?;
+    engine.unpublish("v", &bare)?;
+    assert!(!bare.exists());
+    let refused = engine.unpublish("v", &kernels);
+    assert!(matches!(refused, Err(PublishError::Occupied { .. })), "{refused:?}");
+    assert!(kernels.exists());
+    Ok(())
+}
+
 fn stacked_mounts_and_dead_disks_are_unpublished(lab: &Lab) -> Result {
     let engine = engine(lab)?;
     let volume = make(&engine, "v", false, Bytes::mib(64), false)?;
@@ -268,5 +284,6 @@ lab_test::main! {
     a_filesystem_that_is_mounted_in_another_namespace_is_mounted_again: Needs::disks(1, GIB).guest(),
     what_is_another_s_at_a_path_stays_there: Needs::disks(1, GIB).guest(),
     a_target_that_another_mount_hides_is_told_and_neither_shown_nor_tried_for_ever: Needs::disks(1, GIB).guest(),
+    a_node_of_an_older_topolvm_goes_though_its_number_is_another_s_since_a_boot: Needs::disks(1, GIB).guest(),
     stacked_mounts_and_dead_disks_are_unpublished: Needs::disks(1, 2 * GIB).faults().guest(),
 }

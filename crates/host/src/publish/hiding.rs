@@ -33,7 +33,10 @@ impl Volumes<Linux> {
                 _ => tried = Some(topmost.id),
             }
         }
-        if let Some(found) = linux.node_at(target).and_then(|number| another_device(volume, number)) {
+        if let Some(number) = linux.node_at(target)
+            && let Some(found) = another_device(volume, number)
+            && !is_left_behind(linux, target, number)?
+        {
             return Err(is_not_its_own(found));
         }
         linux.remove_target(target).map_err(system("removing", target))?;
@@ -43,6 +46,15 @@ impl Volumes<Linux> {
         }
         Ok(())
     }
+}
+
+/// Whether a device node is one that an older TopoLVM made: device-mapper deals its numbers anew at each boot, and by now
+/// another's device may have this one. Not where the kernel has its own nodes.
+fn is_left_behind(linux: &Linux, target: &Path, number: DeviceNumber) -> Result<bool, PublishError> {
+    let (mounts, at) = (linux.mounts(), linux.mount_of(target).map_err(system("looking at", target))?);
+    let mounts = mounts.map_err(system("listing mounts for", target))?;
+    let is_the_kernels = mounts.iter().any(|mount| Some(mount.id) == at && mount.filesystem == "devtmpfs");
+    Ok(number.mapper_name().is_some() && !is_the_kernels)
 }
 
 /// What is mounted, if it is certain that it is not this volume.
