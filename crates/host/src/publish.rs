@@ -25,7 +25,7 @@ use crate::mount::{BadFlag, Difference, Flags, Mount};
 use crate::names::VolumePath;
 use crate::plan::Refusal;
 use crate::plan::volume::changeable;
-use crate::runner::{Linux, ProbeError, ProcessError};
+use crate::runner::{Linux, ProbeError, ProcessError, Runner};
 use crate::units::Bytes;
 use crate::volumes::{self, Volumes};
 
@@ -311,8 +311,9 @@ impl Volumes<Linux> {
             if !is_orphaned()? {
                 return Ok(present.number);
             }
-            // The disk may be back as another device, which LVM finds when it activates the volume.
-            if present.open == 0 {
+            // The disk may be back as another device, which LVM finds when it activates the volume. While the volume is
+            // published, its number must not become another's: who has its node would have that one's bytes.
+            if !self.runner().is_open(path).map_err(system("looking at", &node))? {
                 self.renew(path, deadline)?;
             }
             let renewed = device()?.filter(|_| matches!(is_orphaned(), Ok(false)));

@@ -4,6 +4,7 @@
 mod driver;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use driver::{Driver, FIGURES, MIB, device, figures, refused};
@@ -90,6 +91,33 @@ fn a_disk_vanishes_under_a_mounted_volume_and_others_go_on(lab: &Lab) -> Result 
     client.unpublish(&lost, &at_lost)?;
     client.delete(&lost)?;
     client.unpublish(&kept, &at_kept)?;
+    Ok(())
+}
+
+fn a_block_device_whose_disk_was_pulled_never_becomes_another_volume(lab: &Lab) -> Result {
+    run("vgcreate", ["a", lab.disk(0)])?;
+    run("vgcreate", ["b", lab.disk(1)])?;
+    let driver = Driver::start(lab, TWO_GROUPS, &[])?;
+    let client = &driver.client;
+    let id = client.create("v", "a", 8 * MIB, Access::Block, None)?.volume_id;
+    let (one, two) = (lab.state().join("one"), lab.state().join("two"));
+    client.publish(&id, &one, Access::Block)?;
+    let number = || Ok::<_, lab_test::Error>(fs::metadata(&one)?.rdev());
+    let before = number()?;
+    lab.unplug(lab.serial(0))?;
+    lab.wait_for("the disk to be missing", || condition(client, &id, &one).ok()?.0.then_some(()))?;
+    lab.plug_back(lab.serial(0))?;
+    lab.wait_for("LVM to have the group again", || missing_disks("a").ok())?;
+    // Nobody has it open, and somebody may at any time.
+    refused(client.publish(&id, &two, Access::Block), Code::FailedPrecondition, &["pulled out"]);
+    let other = client.create("other", "b", 8 * MIB, Access::Block, None)?.volume_id;
+    assert_ne!(fs::metadata(device("b", &other))?.rdev(), before);
+    assert_eq!(number()?, before);
+    client.unpublish(&id, &one)?;
+    client.publish(&id, &two, Access::Block)?;
+    client.unpublish(&id, &two)?;
+    client.delete(&id)?;
+    client.delete(&other)?;
     Ok(())
 }
 
@@ -297,6 +325,7 @@ fn volumes_are_found_on_disks_that_have_each_others_names_after_a_boot(lab: &Lab
 
 lab_test::main! {
     a_disk_vanishes_under_a_mounted_volume_and_others_go_on: Needs::disks(2, GIB / 2).hotplug().guest(),
+    a_block_device_whose_disk_was_pulled_never_becomes_another_volume: Needs::disks(2, GIB / 2).hotplug().guest(),
     a_mirror_serves_without_one_of_its_disks_and_takes_it_back: Needs::disks(2, GIB / 2).hotplug().guest(),
     a_group_without_one_of_its_disks_is_not_changed_and_none_stays_missing: Needs::disks(3, GIB / 2).hotplug().guest(),
     errors_during_a_copy_are_told_and_the_same_call_goes_on_when_they_are_over: Needs::disks(2, 256 * MEBIBYTE).faults().guest(),
