@@ -274,14 +274,17 @@ impl Volumes<Linux> {
             return Ok(());
         }
         let argv = kind.grow(&Linux::device_path(path).to_string_lossy(), &writable.target.to_string_lossy());
-        let volume = path.clone();
+        let (volume, place) = (path.clone(), writable.target.clone());
         self.with_tools(path, "grow", &claim, deadline, move |volumes, claim| {
             let linux = volumes.runner();
             linux
                 .tool(claim, argv, &[0])
                 .map_err(|error| PublishError::Tool("growing the filesystem", volume.clone(), error))?;
             if kind.must_be_written_out_when_grown()
-                && let Err(error) = volumes.in_turn(&volume.group, || linux.write_out(&volume))
+                // Most of it is written before anybody has to wait for it.
+                && let Err(error) = linux
+                    .sync(&place)
+                    .and_then(|()| volumes.in_turn(&volume.group, || linux.write_out(&volume)))
             {
                 tracing::warn!(volume = %volume, %error, "the grown filesystem cannot be written out at once");
             }

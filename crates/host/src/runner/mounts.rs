@@ -191,6 +191,11 @@ impl Linux {
         self.effect("unmount", || Ok(rustix::mount::unmount(target, UnmountFlags::NOFOLLOW)?))
     }
 
+    /// Has what was written to a filesystem reach its device.
+    pub fn sync(&self, target: &Path) -> io::Result<()> {
+        self.on_host(|| Ok(rustix::fs::syncfs(File::open(target)?)?))?
+    }
+
     /// Makes a directory to mount on.
     pub fn make_directory(&self, target: &Path) -> io::Result<()> {
         self.effect("mkdir", || fs::create_dir_all(target))
