@@ -44,6 +44,8 @@ struct State {
     late: bool,
     /// Its disks do not answer.
     is_silent: bool,
+    /// Its group belongs to another host.
+    is_foreign: bool,
     /// In the middle of so many of the next copies, the snapshot that is read is lost.
     overflows: u32,
     /// Volumes whose devices lead to a disk that was pulled out and put back.
@@ -129,6 +131,7 @@ impl Simulated {
             effects_left: None,
             hidden: 0,
             late: false,
+            is_foreign: false,
             overflows: 0,
             orphaned: BTreeSet::new(),
             kept: BTreeSet::new(),
@@ -209,6 +212,11 @@ impl Simulated {
     /// A report on all groups comes too late: somebody holds the lock of one of them.
     pub fn hold_up(&self) {
         self.state().late = true;
+    }
+
+    /// Its group is given to another host, or back.
+    pub fn give_away(&self, is_foreign: bool) {
+        self.state().is_foreign = is_foreign;
     }
 
     /// In the middle of so many of the next copies, the snapshot that is read is lost.
@@ -379,6 +387,9 @@ impl Runner for Simulated {
         if state.late && group.is_none() {
             let limit = Duration::from_secs(60);
             return Err(Failure::Process(ProcessError::TooSlow { program: "fullreport".to_owned(), limit }));
+        }
+        if let Some(name) = group.filter(|_| state.is_foreign) {
+            return Err(Failure::Foreign(format!("Cannot access VG {name} with system ID other.")));
         }
         let mut inventory =
             if std::mem::take(&mut state.is_late) { state.previous.clone() } else { state.inventory.clone() };

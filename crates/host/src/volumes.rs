@@ -89,6 +89,8 @@ pub struct Volumes<R> {
     doubts: Doubts,
     /// Groups that could not be looked at at the start, and were not since.
     unseen: Mutex<BTreeSet<VgName>>,
+    /// Groups that belong to another host, as far as is known now.
+    foreign: Mutex<BTreeSet<VgName>>,
     written: Mutex<BTreeMap<VgName, Written>>,
     works: Mutex<BTreeMap<VolumePath, Work>>,
     /// Volumes whose removal somebody waits for, and that may go with others.
@@ -121,6 +123,7 @@ impl<R: Runner> Volumes<R> {
             known: watch::Sender::new(inventory),
             doubts: Doubts::default(),
             unseen: Mutex::new(unseen),
+            foreign: Mutex::default(),
             written: Mutex::default(),
             works: Mutex::default(),
             leaving: Mutex::default(),
@@ -279,7 +282,7 @@ impl<R: Runner> Volumes<R> {
 
     /// The largest new volume that a class admits; nothing whenever one would be refused.
     pub fn capacity(&self, class: &DeviceClass, options: &[String]) -> Result<Bytes, Refusal> {
-        if self.queue(&class.group).stuck().is_some() {
+        if self.queue(&class.group).stuck().is_some() || lock(&self.foreign).contains(&class.group) {
             return Ok(Bytes::ZERO);
         }
         let mut inventory = self.inventory();

@@ -36,6 +36,9 @@ pub enum Failure {
     /// A disk of the volume group is missing.
     #[error("{0}")]
     MissingDevice(String),
+    /// The volume group belongs to another host.
+    #[error("{0}: it is used again when vgchange --systemid has given it to this host")]
+    Foreign(String),
     /// Another LVM command holds the lock, or locking does not work.
     #[error("{0}")]
     Locked(String),
@@ -149,11 +152,13 @@ const SENTENCES: &[(&str, Make)] = &[
     ("is used by another device", Failure::InUse),
     ("Can't remove open logical volume", Failure::InUse),
     ("in use: not deactivating", Failure::InUse),
+    ("snapshot(s), not deactivating", Failure::InUse),
     ("Failed to find logical volume", Failure::NotFound),
     ("not found in volume group", Failure::NotFound),
     ("not found in Volume group", Failure::NotFound),
     ("Volume group \"", Failure::NotFound),
     ("Can't get lock", Failure::Locked),
+    ("with system ID", Failure::Foreign),
     ("Cannot access VG", Failure::Locked),
     ("Failed to lock", Failure::Locked),
     ("lock failed", Failure::Locked),
@@ -184,6 +189,7 @@ mod tests {
             Failure::InUse(_) => "in use",
             Failure::NotLarger(_) => "not larger",
             Failure::MissingDevice(_) => "missing device",
+            Failure::Foreign(_) => "foreign",
             Failure::Locked(_) => "locked",
             Failure::Unsupported(_) => "unsupported",
             Failure::Refused(_) => "refused",
@@ -228,6 +234,10 @@ mod tests {
                  Failed to write VG vg.; Failed to update metadata of vg/filler on disk.",
                 "metadata full",
             ),
+            ("Cannot access VG vg with system ID other with local system ID here.", "foreign"),
+            ("Cannot access VG vg with system ID other with unknown local system ID.", "foreign"),
+            ("Cannot access VG vg due to failed lock.", "locked"),
+            ("LV vg/origin has open 1 snapshot(s), not deactivating.", "in use"),
             ("Something that nobody has seen", "other"),
         ] {
             assert_eq!(kind(said), expected, "{said}");

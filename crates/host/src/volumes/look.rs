@@ -83,9 +83,18 @@ impl<R: Runner> Volumes<R> {
                 }
             }
             Err(Failure::NotFound(_)) => self.lose(name),
-            Err(failure) => return Err(failure.into()),
+            Err(failure) => {
+                // What is known of it stays: its volumes are somebody's.
+                if matches!(failure, Failure::Foreign(_)) && lock(&self.foreign).insert(name.clone()) {
+                    self.tell_all();
+                }
+                return Err(failure.into());
+            }
         }
         lock(&self.unseen).remove(name);
+        if lock(&self.foreign).remove(name) {
+            self.tell_all();
+        }
         Ok(())
     }
 
@@ -269,6 +278,25 @@ mod tests {
             volumes.look(&name).unwrap();
             assert_eq!(is_known(), expected);
             assert_eq!(volumes.doubts.about(&name), expected, "what is not believed answers nothing");
+        }
+    }
+
+    #[test]
+    fn a_group_of_another_host_has_no_capacity_until_it_is_given_back() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        let volumes = Volumes::open(Arc::clone(&host), &[]).unwrap();
+        let (name, class) = (path(0).group, crate::simulated::history::device_class(Class::Linear));
+        let mut watch = volumes.watch();
+        for (is_foreign, told) in [(false, false), (true, true), (true, false), (false, true), (false, false)]
+        {
+            host.give_away(is_foreign);
+            volumes.forget(&name);
+            let looked = volumes.look(&name);
+            assert_eq!(matches!(looked, Err(Error::Lvm(Failure::Foreign(_)))), is_foreign, "{looked:?}");
+            assert_eq!(volumes.capacity(&class, &[]).unwrap() == crate::units::Bytes::ZERO, is_foreign);
+            assert_eq!(watch.has_changed().unwrap(), told);
+            watch.mark_unchanged();
+            assert!(volumes.inventory().groups.contains_key(&name));
         }
     }
 
