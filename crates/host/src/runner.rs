@@ -22,6 +22,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::dm::{Cow, Pool};
+use crate::lvm::metadata::Version;
 use crate::lvm::{Change, Failure, Inventory};
 use crate::names::{VgName, VolumePath};
 use crate::units::Bytes;
@@ -52,8 +53,9 @@ pub trait Runner: Send + Sync + 'static {
     /// What is there: all groups, or one of them.
     fn inventory(&self, group: Option<&VgName>) -> Result<Inventory, Failure>;
 
-    /// The sequence number of a group as it is on disk now; `None` if it cannot be seen without asking LVM.
-    fn sequence_number(&self, group: &crate::lvm::Group) -> Option<u64>;
+    /// The sequence number of a group as it is on disk now, and which text has it; `None` if it cannot be seen without
+    /// asking LVM.
+    fn sequence_number(&self, group: &crate::lvm::Group) -> Option<Version>;
 
     /// The identities of a group's disks that are gone or cannot be read.
     fn unreadable(&self, group: &crate::lvm::Group) -> Vec<String>;

@@ -15,6 +15,7 @@ use std::time::Duration;
 use crate::dm::{Cow, Fill, Pool, PoolState};
 use crate::facts::Facts;
 use crate::lvm::inventory::{Area, Disk, Kind};
+use crate::lvm::metadata::Version;
 use crate::lvm::{Change, Failure, Group, Inventory, Volume, model};
 use crate::names::{LvName, VgName, VolumePath};
 use crate::runner::{DeviceState, ProcessError, Progress, Runner};
@@ -31,6 +32,8 @@ struct State {
     inventory: Inventory,
     /// As it was before the last change.
     previous: Inventory,
+    /// So many texts of metadata were written.
+    texts: u32,
     /// The next report tells that.
     is_late: bool,
     /// A disk is not seen by so many of the next looks.
@@ -105,6 +108,7 @@ pub fn group(disks: &[u64]) -> Group {
         name: VgName::parse("vg").unwrap_or_else(|_| unreachable!("vg is a name")),
         uuid: "vg-uuid".to_owned(),
         seqno: 1,
+        checksum: None,
         attributes: "wz--n-".to_owned(),
         tags: Vec::new(),
         extent: Bytes::mib(4),
@@ -123,6 +127,7 @@ impl Simulated {
         let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
         let state = State {
             previous: inventory.clone(),
+            texts: 0,
             is_late: false,
             is_silent: false,
             hidden_disk: 0,
@@ -207,6 +212,17 @@ impl Simulated {
     /// From now on its disks do not answer, or do again.
     pub fn silence(&self, is_silent: bool) {
         self.state().is_silent = is_silent;
+    }
+
+    /// Somebody takes back the last change by vgcfgrestore, which gives its number to what was before.
+    pub fn restore(&self) {
+        let mut state = self.state();
+        let mut restored = state.previous.clone();
+        for (name, group) in &mut restored.groups {
+            Arc::make_mut(group).seqno = state.inventory.groups.get(name).map_or(0, |group| group.seqno);
+        }
+        state.inventory = restored;
+        state.texts += 1;
     }
 
     /// A report on all groups comes too late: somebody holds the lock of one of them.
@@ -316,6 +332,7 @@ impl State {
         model::apply(&mut group, change)?;
         group.seqno += model::increments(&before, change);
         if change.is_written() {
+            self.texts += 1;
             self.unkept.insert(group.name.clone());
         }
         settle(&before, &mut group, &path.volume);
@@ -411,12 +428,13 @@ impl Runner for Simulated {
         Ok(inventory)
     }
 
-    fn sequence_number(&self, group: &Group) -> Option<u64> {
+    fn sequence_number(&self, group: &Group) -> Option<Version> {
         let state = self.state();
         if state.hidden > 0 || state.is_silent {
             return None;
         }
-        state.inventory.groups.get(&group.name).map(|group| group.seqno)
+        let group = state.inventory.groups.get(&group.name)?;
+        Some(Version { seqno: group.seqno, checksum: state.texts })
     }
 
     fn change(&self, change: &Change) -> Result<(), Failure> {

@@ -281,15 +281,24 @@ fn the_sequence_number_on_disk_is_the_reported_one_after_every_change(lab: &Lab)
         linux.change(&thick(&name, 1, &[])?)?;
         let group = group(&linux)?;
         let on_disk = metadata::read(Path::new(lab.disk(0)))?;
-        assert_eq!((on_disk.group.as_str(), on_disk.seqno), ("vg", group.seqno));
-        assert_eq!(linux.sequence_number(&group), Some(group.seqno));
+        assert_eq!((on_disk.group.as_str(), on_disk.version.seqno), ("vg", group.seqno));
+        assert_eq!(linux.sequence_number(&group), Some(on_disk.version));
         assert!(group.seqno > last);
         last = group.seqno;
     }
     // Somebody else's change is seen without asking LVM.
     let known = group(&linux)?;
     run("lvchange", ["--addtag", "somebody", "vg/v0"])?;
-    assert!(linux.sequence_number(&known) > Some(known.seqno));
+    let on_disk = linux.sequence_number(&known).ok_or("nothing was read")?;
+    assert!(on_disk.seqno > known.seqno);
+    // Another text may have the number of the change that it takes back.
+    run("vgcfgbackup", ["-f", "/run/test/before", "vg"])?;
+    run("lvchange", ["--addtag", "ours", "vg/v0"])?;
+    let ours = linux.sequence_number(&known).ok_or("nothing was read")?;
+    run("vgcfgrestore", ["--yes", "-f", "/run/test/before", "vg"])?;
+    let restored = linux.sequence_number(&known).ok_or("nothing was read")?;
+    assert_eq!(restored.seqno, ours.seqno);
+    assert_ne!(restored.checksum, ours.checksum);
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::answer::{Answer, Tables};
+use super::metadata::Version;
 use crate::names::{LvName, NameError, VgName, VolumePath};
 use crate::units::{Bytes, Extents};
 
@@ -43,6 +44,8 @@ pub struct Group {
     pub uuid: String,
     /// Grows with every change of its metadata.
     pub seqno: u64,
+    /// LVM's own checksum of its metadata, if it was read.
+    pub checksum: Option<u32>,
     /// Six letters: writable, resizeable, exported, partial, allocation policy, clustered or shared.
     pub attributes: String,
     /// Its tags.
@@ -250,6 +253,11 @@ impl Volume {
 }
 
 impl Group {
+    /// Whether this is the text of its metadata, as far as is known.
+    pub fn is(&self, version: Version) -> bool {
+        self.seqno == version.seqno && self.checksum.is_none_or(|checksum| checksum == version.checksum)
+    }
+
     /// The path of one of its volumes.
     pub fn path(&self, volume: &LvName) -> VolumePath {
         VolumePath { group: self.name.clone(), volume: volume.clone() }
@@ -396,6 +404,7 @@ fn group(row: &Row<'_>, tables: &Tables) -> Result<Group, BadReport> {
         name: VgName::parse(row.text("vg_name")?)?,
         uuid: row.text("vg_uuid")?.to_owned(),
         seqno: row.number("vg_seqno")?,
+        checksum: None,
         attributes: row.text("vg_attr")?.to_owned(),
         tags: row.tags("vg_tags")?,
         extent,

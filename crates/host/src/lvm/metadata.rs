@@ -16,8 +16,17 @@ use thiserror::Error;
 pub struct Beginning {
     /// The group's name.
     pub group: String,
+    /// Which text it is.
+    pub version: Version,
+}
+
+/// Which text a group's metadata is: vgcfgrestore writes another with the number of the change that it takes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Version {
     /// Grows with every change.
     pub seqno: u64,
+    /// LVM's own of the text.
+    pub checksum: u32,
 }
 
 /// Why there is no sequence number.
@@ -97,7 +106,8 @@ fn beginning(read: impl Fn(u64, &mut [u8]) -> io::Result<()>) -> io::Result<Foun
     if first < SECTOR {
         read(area + SECTOR as u64, &mut text[first..])?;
     }
-    Ok(parse(&String::from_utf8_lossy(&text)).ok_or("no sequence number in its text"))
+    let checksum = u32::from_le_bytes([header[56], header[57], header[58], header[59]]);
+    Ok(parse(&String::from_utf8_lossy(&text), checksum).ok_or("no sequence number in its text"))
 }
 
 /// The offset of the first metadata area: after a list of data areas comes a list of metadata areas.
@@ -114,17 +124,20 @@ fn number(bytes: &[u8], position: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(position..position.checked_add(8)?)?.try_into().ok()?))
 }
 
-fn parse(text: &str) -> Option<Beginning> {
+fn parse(text: &str, checksum: u32) -> Option<Beginning> {
     let mut lines = text.lines();
     let group = lines.next()?.strip_suffix('{')?.trim().to_owned();
     let seqno = lines.find_map(|line| line.trim().strip_prefix("seqno = "))?;
-    Some(Beginning { group, seqno: seqno.split_whitespace().next()?.parse().ok()? })
+    let seqno = seqno.split_whitespace().next()?.parse().ok()?;
+    Some(Beginning { group, version: Version { seqno, checksum } })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const CHECKSUM: u32 = 0x1234_5678;
 
     /// A disk of 1 MiB with a label in its second sector and a metadata area at 4096.
     fn disk(text: &str, offset: usize) -> Vec<u8> {
@@ -143,6 +156,7 @@ mod tests {
         put(AREA + 32, &(SIZE as u64).to_le_bytes());
         put(AREA + 40, &(offset as u64).to_le_bytes());
         put(AREA + 48, &(text.len() as u64).to_le_bytes());
+        put(AREA + 56, &CHECKSUM.to_le_bytes());
         let first = text.len().min(SIZE - offset);
         put(AREA + offset, &text.as_bytes()[..first]);
         put(AREA + 512, &text.as_bytes()[first..]);
@@ -166,7 +180,8 @@ mod tests {
     fn the_sequence_number_is_found_wherever_the_text_lies_in_its_ring() {
         for offset in [512, 1024, (1 << 19) - 512, (1 << 19) - 20] {
             let beginning = found(&disk(TEXT, offset)).unwrap();
-            assert_eq!(beginning, Beginning { group: "my-vg".into(), seqno: 1234 }, "{offset}");
+            let version = Version { seqno: 1234, checksum: CHECKSUM };
+            assert_eq!(beginning, Beginning { group: "my-vg".into(), version }, "{offset}");
         }
     }
 

@@ -22,7 +22,7 @@ use crate::causes;
 use crate::dm::{self, Control, Cow, Pool};
 use crate::lvm::answer::Answer;
 use crate::lvm::inventory::{COLUMNS, DeviceNumber, Disk};
-use crate::lvm::metadata::MetadataError;
+use crate::lvm::metadata::{MetadataError, Version};
 use crate::lvm::{Change, Failure, Group, Inventory, metadata};
 use crate::names::{VgName, VolumePath};
 use crate::units::Bytes;
@@ -288,7 +288,7 @@ impl Runner for Linux {
         Inventory::read(&answer).map_err(|error| Failure::Other(causes::told(&error)))
     }
 
-    fn sequence_number(&self, group: &Group) -> Option<u64> {
+    fn sequence_number(&self, group: &Group) -> Option<Version> {
         let read = || {
             // That a disk went or came back is not written on the others.
             if group.disks.iter().any(|disk| disk.missing || disk.is_gone()) {
@@ -298,7 +298,7 @@ impl Runner for Linux {
             let mut beginnings = group.disks.iter().filter_map(read);
             beginnings
                 .find(|beginning| beginning.group == group.name.as_str())
-                .map(|beginning| beginning.seqno)
+                .map(|beginning| beginning.version)
         };
         self.on_host(read).ok().flatten()
     }

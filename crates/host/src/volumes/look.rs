@@ -18,11 +18,14 @@ impl<R: Runner> Volumes<R> {
         let mut group = Group::clone(&before);
         let expected = before.seqno + model::increments(&before, change);
         let modelled = model::apply(&mut group, change).is_ok();
-        if !modelled || on_disk != Some(expected) {
+        let is_certain = modelled && on_disk.is_some_and(|on_disk| on_disk.seqno == expected);
+        group.seqno = on_disk.map_or(expected, |on_disk| on_disk.seqno);
+        group.checksum = on_disk.map(|on_disk| on_disk.checksum);
+        self.tell(group);
+        // A report that comes before answers nothing: it has just been overwritten.
+        if !is_certain {
             self.forget(name);
         }
-        group.seqno = on_disk.unwrap_or(expected);
-        self.tell(group);
     }
 
     fn tell(&self, group: Group) {
@@ -64,7 +67,7 @@ impl<R: Runner> Volumes<R> {
         if let Some(group) = &known
             && !self.doubts.about(name)
             && group.is_placed_for(places)
-            && self.runner.sequence_number(group) == Some(group.seqno)
+            && self.runner.sequence_number(group).is_some_and(|on_disk| group.is(on_disk))
         {
             return Ok(());
         }
@@ -74,12 +77,17 @@ impl<R: Runner> Volumes<R> {
         }
         known.as_deref().map_or(Ok(()), |group| self.answers(group))?;
         let doubts = self.doubts.until_now(name);
+        let on_disk = known.as_ref().and_then(|group| self.runner.sequence_number(group));
         match self.report(name, known.as_deref()) {
             Ok(mut inventory) => {
-                if let Some(group) = inventory.groups.remove(name)
-                    && self.believe(Arc::unwrap_or_clone(group))
-                {
-                    self.doubts.answer(name, doubts);
+                if let Some(group) = inventory.groups.remove(name) {
+                    let mut group = Arc::unwrap_or_clone(group);
+                    // Of the text that was there when LVM was asked, if no other came meanwhile.
+                    let on_disk = on_disk.filter(|on_disk| on_disk.seqno == group.seqno);
+                    group.checksum = on_disk.map(|on_disk| on_disk.checksum);
+                    if self.believe(group) {
+                        self.doubts.answer(name, doubts);
+                    }
                 }
             }
             Err(Failure::NotFound(_)) => self.lose(name),
@@ -127,7 +135,7 @@ impl<R: Runner> Volumes<R> {
     fn believe(&self, group: Group) -> bool {
         let is_older = |known: &Group| known.uuid == group.uuid && known.seqno > group.seqno;
         let has_gone_back = self.inventory().groups.get(&group.name).is_some_and(|known| is_older(known))
-            && self.runner.sequence_number(&group) == Some(group.seqno);
+            && self.runner.sequence_number(&group).is_some_and(|on_disk| group.is(on_disk));
         self.tell_if(group.clone(), |known| has_gone_back || !is_older(known))
     }
 
@@ -142,8 +150,8 @@ impl<R: Runner> Volumes<R> {
                 for disk in group.disks.iter_mut().filter(|disk| unreadable.contains(&disk.uuid)) {
                     disk.missing = true;
                 }
-                self.forget(name);
                 self.tell(group);
+                self.forget(name);
             }
             None => {
                 self.known.send_if_modified(|inventory| {
@@ -282,10 +290,25 @@ mod tests {
     }
 
     #[test]
+    fn another_text_with_the_number_of_our_change_is_noticed() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        let volumes = Volumes::open(Arc::clone(&host), &[]).unwrap();
+        let create = Act::Create { volume: 0, class: Class::Linear, extents: 4, block: false };
+        for _ in 0..2 {
+            perform(&create, &volumes).unwrap();
+            host.restore();
+            volumes.look(&path(0).group).unwrap();
+            assert!(volumes.inventory().volume(&path(0)).is_none());
+        }
+    }
+
+    #[test]
     fn a_group_of_another_host_has_no_capacity_until_it_is_given_back() {
         let host = Arc::new(Simulated::new(group(&[100])));
         let volumes = Volumes::open(Arc::clone(&host), &[]).unwrap();
         let (name, class) = (path(0).group, crate::simulated::history::device_class(Class::Linear));
+        volumes.forget(&name);
+        volumes.look(&name).unwrap();
         let mut watch = volumes.watch();
         for (is_foreign, told) in [(false, false), (true, true), (true, false), (false, true), (false, false)]
         {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use lvms_host::dm::{Cow, Pool};
+use lvms_host::lvm::metadata::Version;
 use lvms_host::lvm::{Change, Failure, Group, Inventory};
 use lvms_host::names::{VgName, VolumePath};
 use lvms_host::runner::{DeviceState, Linux, Progress, Runner};
@@ -47,7 +48,7 @@ impl Runner for Failing {
         self.host.inventory(group)
     }
 
-    fn sequence_number(&self, group: &Group) -> Option<u64> {
+    fn sequence_number(&self, group: &Group) -> Option<Version> {
         self.host.sequence_number(group)
     }
 

@@ -105,6 +105,7 @@ mod tests {
             name: VgName::parse("vg").unwrap(),
             uuid: String::new(),
             seqno: 1,
+            checksum: None,
             attributes: String::new(),
             tags: Vec::new(),
             extent: Bytes::mib(4),
