@@ -205,7 +205,7 @@ impl Attention {
             if self.brought_back.insert(path.clone(), disks.clone()).as_ref() == Some(&disks) {
                 continue;
             }
-            match self.volumes.in_turn(&self.group, || runner.bring_back(&path)) {
+            match self.volumes.bring_back(&path) {
                 Ok(()) => {
                     tracing::warn!(volume = %path, "a disk of RAID is back, and gets what it has missed");
                 }

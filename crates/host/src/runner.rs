@@ -87,9 +87,9 @@ pub trait Runner: Send + Sync + 'static {
     /// Suspended devices of a group.
     fn suspended(&self, group: &VgName) -> io::Result<Vec<String>>;
 
-    /// Lets suspended devices of a group go on, and returns their names; none while an LVM command works in the group,
-    /// whoever started it: what it suspends it resumes.
-    fn recover(&self, group: &VgName) -> io::Result<Vec<String>>;
+    /// Lets suspended devices of a group go on as they had been, and returns the volumes to be refreshed; none while an LVM
+    /// command works in the group, whoever started it: what it suspends it resumes.
+    fn recover(&self, group: &VgName) -> io::Result<Vec<VolumePath>>;
 
     /// Writes zeros from one place of an active volume to another.
     fn zero(&self, volume: &VolumePath, from: Bytes, to: Bytes, progress: Progress<'_>) -> io::Result<()>;

@@ -61,6 +61,8 @@ struct State {
     published_then: Option<PathBuf>,
     /// What somebody else does while the next change of ours waits for LVM's lock.
     before: Option<Change>,
+    /// Volumes that a killed command has left suspended.
+    suspended: Vec<VolumePath>,
     /// Groups of which a disk's cache may hold something.
     unkept: BTreeSet<VgName>,
     /// What happens in the middle of the next report.
@@ -143,6 +145,7 @@ impl Simulated {
             published: Ok(None),
             published_then: None,
             before: None,
+            suspended: Vec::new(),
             unkept: BTreeSet::new(),
             meanwhile: None,
             history: Vec::new(),
@@ -272,6 +275,11 @@ impl Simulated {
         self.state().before = Some(change);
     }
 
+    /// A killed command has left a volume suspended.
+    pub fn suspend(&self, volume: VolumePath) {
+        self.state().suspended.push(volume);
+    }
+
     /// Where all volumes are published as soon as LVM could not remove one.
     pub fn publish_after_failure(&self, target: PathBuf) {
         self.state().published_then = Some(target);
@@ -347,6 +355,7 @@ impl State {
             | Change::Release { .. }
             | Change::Tag { .. }
             | Change::Activate { .. }
+            | Change::Refresh { .. }
             | Change::Deactivate { .. } => None,
         };
         self.content.extend(source.map(|content| (path.clone(), content)));
@@ -512,8 +521,8 @@ impl Runner for Simulated {
         Ok(Vec::new())
     }
 
-    fn recover(&self, _: &VgName) -> io::Result<Vec<String>> {
-        Ok(Vec::new())
+    fn recover(&self, _: &VgName) -> io::Result<Vec<VolumePath>> {
+        Ok(std::mem::take(&mut self.state().suspended))
     }
 
     fn zero(&self, volume: &VolumePath, from: Bytes, to: Bytes, progress: Progress<'_>) -> io::Result<()> {

@@ -27,7 +27,7 @@ use crate::names::{LvName, VgName, VolumePath};
 use crate::plan::capacity::{Situation, complete, without};
 use crate::plan::volume::{self, Wish};
 use crate::plan::{Next, Refusal, Step};
-use crate::queue::{Long, NoTurn, Queue, Stuck};
+use crate::queue::{Long, NoTurn, Queue};
 use crate::runner::{DeviceState, Progress, Runner};
 use crate::units::Bytes;
 
@@ -105,11 +105,7 @@ impl<R: Runner> Volumes<R> {
     /// Looks at what is there. Devices of these groups that a killed command left suspended go on. If LVM does not answer
     /// in time, as while a command holds the lock of one group, all are unknown until each is looked at by itself.
     pub fn open(runner: Arc<R>, groups: &[&VgName]) -> Result<Arc<Volumes<R>>, Error> {
-        for group in groups {
-            if let Err(error) = runner.recover(group) {
-                tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
-            }
-        }
+        let resumed: Vec<_> = groups.iter().map(|group| (*group, held_up::resume(&*runner, group))).collect();
         let (inventory, unseen) = match runner.inventory(None) {
             Err(failure) if failure.is_of_the_moment() => {
                 tracing::warn!(%failure, "LVM does not answer in time: each volume group is looked at by itself");
@@ -117,7 +113,7 @@ impl<R: Runner> Volumes<R> {
             }
             answer => (Arc::new(answer?), BTreeSet::new()),
         };
-        Ok(Arc::new(Volumes {
+        let volumes = Arc::new(Volumes {
             runner,
             queues: Mutex::default(),
             known: watch::Sender::new(inventory),
@@ -127,7 +123,12 @@ impl<R: Runner> Volumes<R> {
             written: Mutex::default(),
             works: Mutex::default(),
             leaving: Mutex::default(),
-        }))
+        });
+        for (group, resumed) in resumed {
+            // What does not end holds its group up.
+            let _told = volumes.refresh(&volumes.queue(group), resumed);
+        }
+        Ok(volumes)
     }
 
     /// The host.
@@ -261,12 +262,15 @@ impl<R: Runner> Volumes<R> {
     }
 
     /// Like [`Volumes::look`], while nobody of us changes the group.
-    pub fn look_in_turn(&self, group: &VgName) -> Result<(), Error> {
+    pub fn look_in_turn(self: &Arc<Self>, group: &VgName) -> Result<(), Error> {
         let queue = self.queue(group);
         let _turn = self.turn(&queue, group, None)?;
         // Somebody's command may have been killed.
-        if let Err(error) = self.runner.recover(group) {
-            tracing::debug!(group = %group, %error, "suspended devices could not be looked for");
+        match self.runner.recover(group) {
+            Ok(resumed) => self.refresh(&queue, resumed)?,
+            Err(error) => {
+                tracing::debug!(group = %group, %error, "suspended devices could not be looked for");
+            }
         }
         self.look(group)?;
         self.keep(group)
@@ -465,7 +469,7 @@ impl<R: Runner> Volumes<R> {
             complete(group)?;
             self.answers(group)?;
         }
-        let changed = self.runner.change(change);
+        let changed = self.command(queue, change);
         if change.is_written() {
             lock(&self.written).entry(group.clone()).or_default().changes += 1;
         }
@@ -474,24 +478,13 @@ impl<R: Runner> Volumes<R> {
                 self.follow(&group, change);
                 if change.is_written() { self.keep(&group) } else { Ok(()) }
             }
-            Err(Failure::Stuck { pid, program, limit, rest }) => {
-                tracing::error!(group = %group, pid, program, "a command does not end: its volume group waits for it");
-                let stuck = Stuck {
-                    pid,
-                    program: format!("{program} (for more than {} s)", limit.as_secs()),
-                    suspended: Vec::new(),
-                };
-                queue.stop(stuck.clone());
-                self.wait_for(group.clone(), Arc::clone(queue), rest);
-                Err(NoTurn::Stuck(self.with_suspended(&group, stuck)).into())
-            }
-            Err(failure) => {
-                if let Err(error) = self.runner.recover(&group) {
-                    tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
-                }
+            Err(Error::Lvm(failure)) => {
+                // The command's own failure is told.
+                let _told = self.recover(queue, &group);
                 self.forget(&group);
                 Err(failure.into())
             }
+            held_up => held_up,
         }
     }
 

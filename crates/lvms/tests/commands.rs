@@ -17,16 +17,15 @@ const TWO_GROUPS: &str = "
   - {name: b, volume-group: b, spare-gb: 0}
 ";
 
-/// Stands for lvm2's program. While there is a file `hold`, a command that makes a volume in `a`, or removes one, waits
-/// before it begins; while there is a file `slow`, one that makes a snapshot gives time between its calls of device-mapper.
+/// Stands for lvm2's program. While there is a file `hold`, a command that makes, removes or refreshes a volume in `a`
+/// waits before it begins; while there is a file `slow`, one that makes a snapshot gives time between its calls of
+/// device-mapper.
 const LVM: &str = r#"#!/bin/sh
 case "$*" in
 lvcreate*--snapshot*)
     [ -e /run/test/slow ] &&
         exec strace -D -qq -o /run/test/trace -e trace=ioctl -e inject=ioctl:delay_exit=50000 /sbin/lvm "$@";;
-lvremove*)
-    while [ -e /run/test/hold ]; do echo $$ > /run/test/held; sleep 0.1; done;;
-lvcreate*' a')
+lvcreate*' a'|lvremove*' a/'*|lvchange*--refresh*' a/'*)
     while [ -e /run/test/hold ]; do echo $$ > /run/test/held; sleep 0.1; done;;
 esac
 exec /sbin/lvm "$@"
@@ -294,6 +293,27 @@ fn a_driver_starts_while_a_command_hangs_and_serves_the_other_groups(lab: &Lab) 
     Ok(())
 }
 
+fn a_refresh_that_hangs_is_told_and_its_group_goes_on_when_it_has_ended(lab: &Lab) -> Result {
+    run("vgcreate", ["a", lab.disk(0)])?;
+    run("vgcreate", ["b", lab.disk(1)])?;
+    let driver = start(lab, "10")?;
+    let volume = quickly(&driver.client, "v")?;
+    drop(driver);
+    // As a killed command leaves it.
+    run("dmsetup", ["suspend", &format!("/dev/mapper/a-{}", volume.replace('-', "--"))])?;
+    fs::write("/run/test/hold", "")?;
+    let driver = start(lab, "10")?;
+    let client = &driver.client;
+    assert!(is_stuck("a")?);
+    refused(client.delete(&volume), Code::Unavailable, &["has not ended", "--refresh"]);
+    others_go_on(client)?;
+    fs::remove_file("/run/test/hold")?;
+    lab.wait_for("the group to go on", || (!is_stuck("a").ok()?).then_some(()))?;
+    assert_eq!(suspended()?, "");
+    client.delete(&volume)?;
+    Ok(())
+}
+
 fn what_somebody_takes_a_snapshot_of_while_it_is_removed_is_kept_with_it(lab: &Lab) -> Result {
     run("vgcreate", ["a", lab.disk(0)])?;
     run("vgcreate", ["b", lab.disk(1)])?;
@@ -409,6 +429,7 @@ lab_test::main! {
     a_pod_killed_in_the_middle_of_a_snapshot_leaves_nothing_suspended: Needs::disks(2, GIB / 2).guest(),
     a_driver_starts_while_a_command_hangs_and_serves_the_other_groups: Needs::disks(2, GIB / 2).guest(),
     what_somebody_takes_a_snapshot_of_while_it_is_removed_is_kept_with_it: Needs::disks(2, GIB / 2).guest(),
+    a_refresh_that_hangs_is_told_and_its_group_goes_on_when_it_has_ended: Needs::disks(2, GIB / 2).guest(),
     two_drivers_share_a_group: Needs::disks(2, GIB / 2).guest(),
     an_administrator_works_in_the_same_group_meanwhile: Needs::disks(3, GIB / 2).guest(),
 }

@@ -100,6 +100,11 @@ pub enum Change {
         /// Which.
         path: VolumePath,
     },
+    /// Its devices become what LVM's metadata says, under whoever uses them.
+    Refresh {
+        /// Which.
+        path: VolumePath,
+    },
     /// Its device goes.
     Deactivate {
         /// Which.
@@ -123,6 +128,7 @@ impl Change {
             | Change::Release { path }
             | Change::Tag { path, .. }
             | Change::Activate { path }
+            | Change::Refresh { path }
             | Change::Deactivate { path } => path.clone(),
             Change::SnapshotThin { origin, name, .. } | Change::SnapshotThick { origin, name, .. } => {
                 VolumePath { group: origin.group.clone(), volume: name.clone() }
@@ -142,13 +148,14 @@ impl Change {
             | Change::Extend { .. }
             | Change::Tag { .. }
             | Change::Activate { .. }
+            | Change::Refresh { .. }
             | Change::Deactivate { .. } => Vec::new(),
         }
     }
 
     /// Whether LVM writes the group's metadata for it.
     pub fn is_written(&self) -> bool {
-        !matches!(self, Change::Activate { .. } | Change::Deactivate { .. })
+        !matches!(self, Change::Activate { .. } | Change::Refresh { .. } | Change::Deactivate { .. })
     }
 
     /// The command after `lvm`.
@@ -198,6 +205,9 @@ impl Change {
                 words
                     .add(["lvchange", "--yes", "--ignoreactivationskip", "--activate", "y"])
                     .add([path.to_string()]);
+            }
+            Change::Refresh { path } => {
+                words.add(["lvchange", "--yes", "--refresh"]).add([path.to_string()]);
             }
             Change::Deactivate { path } => {
                 words.add(["lvchange", "--yes", "--activate", "n"]).add([path.to_string()]);

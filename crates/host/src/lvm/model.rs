@@ -72,6 +72,7 @@ pub fn apply(group: &mut Group, change: &Change) -> Result<(), Failure> {
                 }
             }
         }
+        Change::Refresh { path } => drop(present(group, &path.volume)?),
         Change::Activate { path } => set_active(group, &path.volume, true)?,
         Change::Deactivate { path } => set_active(group, &path.volume, false)?,
     }
@@ -276,7 +277,7 @@ pub fn increments(group: &Group, change: &Change) -> u64 {
         }
         Change::Release { path } => removal(group, &path.volume),
         Change::Extend { .. } | Change::Tag { .. } => 1,
-        Change::Activate { .. } | Change::Deactivate { .. } => 0,
+        Change::Activate { .. } | Change::Refresh { .. } | Change::Deactivate { .. } => 0,
     }
 }
 

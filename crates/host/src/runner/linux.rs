@@ -372,7 +372,7 @@ impl Runner for Linux {
         self.suspended_devices(group)
     }
 
-    fn recover(&self, group: &VgName) -> io::Result<Vec<String>> {
+    fn recover(&self, group: &VgName) -> io::Result<Vec<VolumePath>> {
         self.resume_suspended(group)
     }
 

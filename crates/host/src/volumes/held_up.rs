@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Volumes, lock};
-use crate::names::VgName;
+use super::{Error, Volumes, lock};
+use crate::lvm::{Change, Failure};
+use crate::names::{VgName, VolumePath};
 use crate::queue::{NoTurn, Queue, Stuck, Turn};
 use crate::runner::{Following, Runner};
 
@@ -33,6 +34,56 @@ impl<R: Runner> Volumes<R> {
         })
     }
 
+    /// Runs one command in its group's turn. One that does not end holds the group up.
+    pub(super) fn command(self: &Arc<Self>, queue: &Arc<Queue>, change: &Change) -> Result<(), Error> {
+        let group = change.path().group;
+        match self.runner.change(change) {
+            Err(Failure::Stuck { pid, program, limit, rest }) => {
+                tracing::error!(group = %group, pid, program, "a command does not end: its volume group waits for it");
+                let stuck = Stuck {
+                    pid,
+                    program: format!("{program} (for more than {} s)", limit.as_secs()),
+                    suspended: Vec::new(),
+                };
+                queue.stop(stuck.clone());
+                self.wait_for(group.clone(), Arc::clone(queue), rest);
+                Err(NoTurn::Stuck(self.with_suspended(&group, stuck)).into())
+            }
+            done => Ok(done?),
+        }
+    }
+
+    /// Lets go on what a killed command has left suspended, in the group's turn.
+    pub(super) fn recover(self: &Arc<Self>, queue: &Arc<Queue>, group: &VgName) -> Result<(), NoTurn> {
+        self.refresh(queue, resume(&*self.runner, group))
+    }
+
+    /// Brings volumes that were resumed as they had been to what LVM's metadata says.
+    pub(super) fn refresh(
+        self: &Arc<Self>,
+        queue: &Arc<Queue>,
+        resumed: Vec<VolumePath>,
+    ) -> Result<(), NoTurn> {
+        for path in resumed {
+            match self.command(queue, &Change::Refresh { path: path.clone() }) {
+                Err(Error::NoTurn(reason)) => return Err(reason),
+                Err(error) => {
+                    tracing::warn!(volume = %path, %error, "a volume that was suspended cannot be refreshed");
+                }
+                Ok(()) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings the devices of a RAID volume to disks that were pulled out and are back, under whoever uses it: what they
+    /// have missed is copied to them.
+    pub(crate) fn bring_back(self: &Arc<Self>, path: &VolumePath) -> Result<(), Error> {
+        let queue = self.queue(&path.group);
+        let _turn = self.turn(&queue, &path.group, None)?;
+        self.change(&queue, &Change::Refresh { path: path.clone() })
+    }
+
     /// Lets a group go on when the command that held it up has ended.
     pub(super) fn wait_for(self: &Arc<Self>, group: VgName, queue: Arc<Queue>, rest: Box<Following>) {
         let volumes = Arc::clone(self);
@@ -40,23 +91,46 @@ impl<R: Runner> Volumes<R> {
             let ended = rest.to_the_end();
             let ended = ended.map(|finished| finished.status);
             tracing::warn!(group = %group, ?ended, "the command that did not end has ended");
-            if let Err(error) = volumes.runner.recover(&group) {
-                tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
-            }
             volumes.forget(&group);
             // What it has written came after whatever its disks were asked to keep meanwhile.
-            lock(&volumes.written).entry(group).or_default().changes += 1;
-            queue.go_on();
+            lock(&volumes.written).entry(group.clone()).or_default().changes += 1;
+            // A refresh that does not end is waited for in its turn.
+            if volumes.recover(&queue, &group).is_ok() {
+                queue.go_on();
+            }
         });
     }
+}
+
+/// Lets suspended devices of a group go on, as far as they can be looked for.
+pub(super) fn resume<R: Runner>(runner: &R, group: &VgName) -> Vec<VolumePath> {
+    runner.recover(group).unwrap_or_else(|error| {
+        tracing::warn!(group = %group, %error, "suspended devices could not be looked for");
+        Vec::new()
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simulated::history::{Class, device_class};
+    use crate::simulated::history::{Class, device_class, path};
     use crate::simulated::{Simulated, group};
     use crate::units::Bytes;
+
+    #[test]
+    fn what_was_left_suspended_is_refreshed_once() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        let refreshed =
+            || host.history().iter().filter(|act| act.starts_with("lvchange --yes --refresh")).count();
+        host.suspend(path(0));
+        let volumes = Volumes::open(Arc::clone(&host), &[&path(0).group]).unwrap();
+        assert_eq!(refreshed(), 1);
+        host.suspend(path(1));
+        for _ in 0..2 {
+            volumes.look_in_turn(&path(0).group).unwrap();
+            assert_eq!(refreshed(), 2);
+        }
+    }
 
     #[test]
     fn a_group_that_is_held_up_has_no_capacity() {

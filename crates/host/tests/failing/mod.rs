@@ -94,7 +94,7 @@ impl Runner for Failing {
         self.host.suspended(group)
     }
 
-    fn recover(&self, group: &VgName) -> io::Result<Vec<String>> {
+    fn recover(&self, group: &VgName) -> io::Result<Vec<VolumePath>> {
         self.host.recover(group)
     }
 

@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::Linux;
 use crate::dm::Device;
-use crate::lvm::Failure;
-use crate::names::{VgName, VolumePath};
+use crate::names::{LvName, VgName, VolumePath};
+use crate::runner::crash;
 use crate::runner::group_lock::GroupLock;
-use crate::runner::{Intent, crash};
 
 /// How long somebody else's command is awaited before a device is suspended.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -70,12 +69,12 @@ impl Linux {
     }
 
     /// They go on, and what was left over goes, unless somebody else's command is at work in the group.
-    pub(super) fn resume_suspended(&self, group: &VgName) -> io::Result<Vec<String>> {
+    pub(super) fn resume_suspended(&self, group: &VgName) -> io::Result<Vec<VolumePath>> {
         if !self.is_interrupted(group)? {
             return Ok(Vec::new());
         }
         let directory = self.locking_directory();
-        let Some(alone) = self.on_host(|| GroupLock::try_take(&directory, group))?? else {
+        let Some(_alone) = self.on_host(|| GroupLock::try_take(&directory, group))?? else {
             tracing::info!(group = %group, "an LVM command works in the group: what it has begun is left to it");
             return Ok(Vec::new());
         };
@@ -107,30 +106,11 @@ impl Linux {
             }
             crash::point("resume", "after");
         }
-        drop(alone);
-        self.refresh(group, &resumed);
-        done.map(|()| resumed)
-    }
-
-    /// Brings devices that were resumed as they had been to what LVM's metadata says.
-    fn refresh(&self, group: &VgName, devices: &[String]) {
-        let volumes: BTreeSet<String> = devices.iter().filter_map(|name| volume_of(group, name)).collect();
-        for volume in volumes {
-            if let Err(error) = self.refresh_volume(&format!("{group}/{volume}")) {
-                tracing::warn!(group = %group, volume, %error, "a volume that was suspended cannot be refreshed");
-            }
-        }
-    }
-
-    /// Brings the devices of a RAID volume to disks that were pulled out and are back, under whoever uses it: what they
-    /// have missed is copied to them.
-    pub(crate) fn bring_back(&self, volume: &VolumePath) -> io::Result<()> {
-        self.refresh_volume(&volume.to_string()).map_err(io::Error::other)
-    }
-
-    fn refresh_volume(&self, volume: &str) -> Result<(), Failure> {
-        let words = ["lvchange", "--yes", "--refresh", volume].map(str::to_owned);
-        self.lvm(&words, Intent::Changes).map(drop)
+        done.map(|()| {
+            let volumes: BTreeSet<LvName> =
+                resumed.iter().filter_map(|name| LvName::parse(&volume_of(group, name)?).ok()).collect();
+            volumes.into_iter().map(|volume| VolumePath { group: group.clone(), volume }).collect()
+        })
     }
 }
 
