@@ -59,8 +59,6 @@ struct State {
     published: Result<Option<PathBuf>, io::ErrorKind>,
     /// Where all volumes are published as soon as LVM could not remove one.
     published_then: Option<PathBuf>,
-    /// What somebody else does while the next change of ours waits for LVM's lock.
-    before: Option<Change>,
     /// Volumes that a killed command has left suspended.
     suspended: Vec<VolumePath>,
     /// Groups of which a disk's cache may hold something.
@@ -144,7 +142,6 @@ impl Simulated {
             kept: BTreeSet::new(),
             published: Ok(None),
             published_then: None,
-            before: None,
             suspended: Vec::new(),
             unkept: BTreeSet::new(),
             meanwhile: None,
@@ -268,11 +265,6 @@ impl Simulated {
     /// Where all volumes are published, or why that cannot be seen.
     pub fn publish(&self, published: Result<Option<PathBuf>, io::ErrorKind>) {
         self.state().published = published;
-    }
-
-    /// Somebody else does this while the next change of ours, planned before, waits for LVM's lock.
-    pub fn before_change(&self, change: Change) {
-        self.state().before = Some(change);
     }
 
     /// A killed command has left a volume suspended.
@@ -449,12 +441,9 @@ impl Runner for Simulated {
     fn change(&self, change: &Change) -> Result<(), Failure> {
         let mut state = self.state();
         state.effect(|| change.arguments().join(" ")).map_err(Failure::Other)?;
-        if let Some(before) = state.before.take() {
-            state.apply(&before)?;
-        }
-        if let Change::Remove { path, .. } = change {
+        if let Change::Remove { path, others } = change {
             // LVM removes none of them when one cannot go.
-            for volume in change.removed() {
+            for volume in [&path.volume].into_iter().chain(others) {
                 let path = VolumePath { group: path.group.clone(), volume: volume.clone() };
                 if state.kept.contains(&path) {
                     if let Some(target) = state.published_then.take() {

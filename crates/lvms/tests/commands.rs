@@ -17,15 +17,15 @@ const TWO_GROUPS: &str = "
   - {name: b, volume-group: b, spare-gb: 0}
 ";
 
-/// Stands for lvm2's program. While there is a file `hold`, a command that makes, removes or refreshes a volume in `a`
-/// waits before it begins; while there is a file `slow`, one that makes a snapshot gives time between its calls of
+/// Stands for lvm2's program. While there is a file `hold`, a command that makes or refreshes a volume in `a` waits
+/// before it begins; while there is a file `slow`, one that makes a snapshot gives time between its calls of
 /// device-mapper.
 const LVM: &str = r#"#!/bin/sh
 case "$*" in
 lvcreate*--snapshot*)
     [ -e /run/test/slow ] &&
         exec strace -D -qq -o /run/test/trace -e trace=ioctl -e inject=ioctl:delay_exit=50000 /sbin/lvm "$@";;
-lvcreate*' a'|lvremove*' a/'*|lvchange*--refresh*' a/'*)
+lvcreate*' a'|lvchange*--refresh*' a/'*)
     while [ -e /run/test/hold ]; do echo $$ > /run/test/held; sleep 0.1; done;;
 esac
 exec /sbin/lvm "$@"
@@ -314,28 +314,6 @@ fn a_refresh_that_hangs_is_told_and_its_group_goes_on_when_it_has_ended(lab: &La
     Ok(())
 }
 
-fn what_somebody_takes_a_snapshot_of_while_it_is_removed_is_kept_with_it(lab: &Lab) -> Result {
-    run("vgcreate", ["a", lab.disk(0)])?;
-    run("vgcreate", ["b", lab.disk(1)])?;
-    let driver = start(lab, "180")?;
-    let (client, second) = (&driver.client, driver.connect()?);
-    let origin = quickly(client, "origin")?;
-    fs::write("/run/test/hold", "")?;
-    std::thread::scope(|scope| -> Result {
-        let call = scope.spawn(|| second.delete(&origin));
-        lab.wait_for("the removal to begin", || Path::new("/run/test/held").exists().then_some(()))?;
-        run("lvcreate", ["-qq", "-y", "-s", "-n", "moment", "-l", "1", &format!("a/{origin}")])?;
-        fs::remove_file("/run/test/hold")?;
-        let answer = call.join().map_err(|_| "the call panicked")?;
-        refused(answer, Code::FailedPrecondition, &["moment"]);
-        Ok(())
-    })?;
-    assert_eq!(run("lvs", ["--noheadings", "-o", "origin", "a/moment"])?, origin);
-    run("lvremove", ["-qq", "-y", "a/moment"])?;
-    client.delete(&origin)?;
-    Ok(())
-}
-
 fn two_drivers_share_a_group(lab: &Lab) -> Result {
     run("vgcreate", ["a", lab.disk(0)])?;
     run("vgcreate", ["b", lab.disk(1)])?;
@@ -428,7 +406,6 @@ lab_test::main! {
     a_command_killed_with_a_device_suspended_leaves_nothing_suspended: Needs::disks(2, GIB / 2).guest(),
     a_pod_killed_in_the_middle_of_a_snapshot_leaves_nothing_suspended: Needs::disks(2, GIB / 2).guest(),
     a_driver_starts_while_a_command_hangs_and_serves_the_other_groups: Needs::disks(2, GIB / 2).guest(),
-    what_somebody_takes_a_snapshot_of_while_it_is_removed_is_kept_with_it: Needs::disks(2, GIB / 2).guest(),
     a_refresh_that_hangs_is_told_and_its_group_goes_on_when_it_has_ended: Needs::disks(2, GIB / 2).guest(),
     two_drivers_share_a_group: Needs::disks(2, GIB / 2).guest(),
     an_administrator_works_in_the_same_group_meanwhile: Needs::disks(3, GIB / 2).guest(),

@@ -62,11 +62,9 @@ fn of_refusal(refusal: &Refusal) -> Kind {
 fn of_failure(failure: &Failure) -> Kind {
     match failure {
         Failure::NoSpace(_) | Failure::MetadataFull(_) => Kind::NoSpace,
-        Failure::InUse(_)
-        | Failure::Kept(_)
-        | Failure::MissingDevice(_)
-        | Failure::Foreign(_)
-        | Failure::Unsupported(_) => Kind::Precondition,
+        Failure::InUse(_) | Failure::MissingDevice(_) | Failure::Foreign(_) | Failure::Unsupported(_) => {
+            Kind::Precondition
+        }
         // Options of a class that lvm2 does not know.
         Failure::Refused(_) => Kind::Invalid,
         Failure::Locked(_) => Kind::Busy,

@@ -66,11 +66,6 @@ impl Answer {
         self.log.iter().filter(|row| row.kind == "error").map(|row| row.message.as_str())
     }
 
-    /// Whether a volume was looked at one by one: it was named, and is one of those that were selected.
-    pub fn has_met(&self, volume: &str) -> bool {
-        self.log.iter().any(|row| row.kind == "status" && row.object == "lv" && row.name == volume)
-    }
-
     /// The sentences of warnings, in order.
     pub fn warnings(&self) -> impl Iterator<Item = &str> {
         self.log.iter().filter(|row| row.kind == "warn").map(|row| row.message.as_str())

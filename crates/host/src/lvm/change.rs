@@ -8,10 +8,6 @@ use crate::units::{Bytes, Extents};
 
 use super::inventory::Area;
 
-/// With a volume LVM would remove, unasked, what depends on it: copy-on-write snapshots, and thin volumes of which it is
-/// the external origin. Those may have come since the plan was made; LVM chooses under its own lock.
-const NOBODYS_ORIGIN: &str = "!(lv_role=thickorigin||lv_role=extthinorigin)";
-
 /// One change, made by one command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
@@ -136,23 +132,6 @@ impl Change {
         }
     }
 
-    /// The volumes that go.
-    pub fn removed(&self) -> Vec<&LvName> {
-        match self {
-            Change::Remove { path, others } => [&path.volume].into_iter().chain(others).collect(),
-            Change::Release { path } => vec![&path.volume],
-            Change::CreateThick { .. }
-            | Change::CreateThin { .. }
-            | Change::SnapshotThin { .. }
-            | Change::SnapshotThick { .. }
-            | Change::Extend { .. }
-            | Change::Tag { .. }
-            | Change::Activate { .. }
-            | Change::Refresh { .. }
-            | Change::Deactivate { .. } => Vec::new(),
-        }
-    }
-
     /// Whether LVM writes the group's metadata for it.
     pub fn is_written(&self) -> bool {
         !matches!(self, Change::Activate { .. } | Change::Refresh { .. } | Change::Deactivate { .. })
@@ -190,12 +169,13 @@ impl Change {
                 words.add(from.iter().map(|area| format!("{}:{}-{}", area.place, area.first, area.last)));
             }
             Change::Remove { path, others } => {
-                words.add(["lvremove", "--yes", "--select", NOBODYS_ORIGIN]).add([path.to_string()]);
+                words.add(["lvremove".to_owned(), "--yes".into(), path.to_string()]);
                 words.add(others.iter().map(|other| format!("{}/{other}", path.group)));
             }
             Change::Release { path } => {
-                words.add(["lvremove", "--yes", "--select", NOBODYS_ORIGIN]);
-                words.add(["--config", "devices/issue_discards=0"]).add([path.to_string()]);
+                words
+                    .add(["lvremove", "--yes", "--config", "devices/issue_discards=0"])
+                    .add([path.to_string()]);
             }
             Change::Tag { path, add, remove } => {
                 words.add(["lvchange", "--yes"]).tags("--addtag", add).tags("--deltag", remove);

@@ -6,7 +6,6 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::answer::{Answer, NotAnAnswer};
-use crate::names::LvName;
 use crate::runner::{Finished, Following, ProcessError, Program};
 
 /// Why an LVM command failed.
@@ -27,9 +26,6 @@ pub enum Failure {
     /// Somebody uses the volume.
     #[error("{0}")]
     InUse(String),
-    /// It was to go, and was left: others depend on it.
-    #[error("{0} was not removed: other volumes depend on it")]
-    Kept(LvName),
     /// The volume has the size already, or a larger one.
     #[error("{0}")]
     NotLarger(String),
@@ -82,8 +78,7 @@ pub enum Failure {
 impl Failure {
     /// Whether it means that somebody else was quicker: what is there is not what was there when it was planned.
     pub(crate) fn is_of_another(&self) -> bool {
-        use Failure::{AlreadyThere, Kept, NotFound, NotLarger};
-        matches!(self, NotFound(_) | AlreadyThere(_) | NotLarger(_) | Kept(_))
+        matches!(self, Failure::NotFound(_) | Failure::AlreadyThere(_) | Failure::NotLarger(_))
     }
 
     /// Whether LVM waits for somebody else.
@@ -193,8 +188,7 @@ mod tests {
             Failure::Locked(_) => "locked",
             Failure::Unsupported(_) => "unsupported",
             Failure::Refused(_) => "refused",
-            Failure::Kept(_)
-            | Failure::Stuck { .. }
+            Failure::Stuck { .. }
             | Failure::Silent { .. }
             | Failure::Process(_)
             | Failure::Unreadable(_)

@@ -56,13 +56,13 @@ pub fn apply(group: &mut Group, change: &Change) -> Result<(), Failure> {
             insert(group, name, kind, size, tags, active);
         }
         Change::Extend { path, extents, .. } => extend(group, &path.volume, *extents)?,
-        Change::Remove { .. } | Change::Release { .. } => {
-            let names = change.removed();
-            if let Some(kept) = names.iter().find(|name| !group.dependants_of(name).is_empty()) {
-                return Err(Failure::Kept((*kept).clone()));
+        Change::Remove { path, others } => {
+            remove(group, &path.volume)?;
+            for other in others {
+                remove(group, other)?;
             }
-            names.into_iter().try_for_each(|name| remove(group, name))?;
         }
+        Change::Release { path } => remove(group, &path.volume)?,
         Change::Tag { path, add, remove } => {
             let volume = present_mut(group, &path.volume)?;
             volume.tags.retain(|tag| !remove.iter().any(|gone| gone.as_str() == tag));
@@ -224,6 +224,11 @@ fn extend(group: &mut Group, name: &LvName, extents: Extents) -> Result<(), Fail
 
 fn remove(group: &mut Group, name: &LvName) -> Result<(), Failure> {
     let volume = present(group, name)?.clone();
+    // lvm2 takes along what depends on a volume.
+    let dependants: Vec<LvName> = group.dependants_of(name).into_iter().cloned().collect();
+    for dependant in dependants {
+        remove(group, &dependant)?;
+    }
     let extents = volume.size.in_extents(group.extent);
     match &volume.kind {
         Kind::Thick(layout) => {

@@ -9,8 +9,8 @@ pub use growth::grow;
 pub use removal::{remove, remove_with};
 pub use snapshot::{extend_store, is_half_made, may_overflow, snapshot};
 pub(crate) use source::has_former_bytes;
-pub use source::{has_leftover, is_for_block};
 use source::{Source, does_not_zero, leftover, zeroes};
+pub use source::{has_leftover, is_for_block};
 
 use super::capacity::Situation;
 use super::{Next, Refusal, Step};

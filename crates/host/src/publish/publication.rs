@@ -58,9 +58,7 @@ impl Publication<'_> {
         }
         let mounts = self.mounts()?;
         match seen(self.linux(), &mounts, self.target)? {
-            Some(mounted) if mounted.device != self.number => {
-                self.is_published(mounted, kind.name(), mounted.is_read_only())
-            }
+            Some(mounted) if mounted.device != self.number => Err(self.occupied(another_s(mounted))),
             Some(mounted) => self.volumes.grow_mounted(self.path, kind, &mounts, mounted, self.deadline),
             None => Err(system("mounting on", self.target)(io::Error::other("nothing is mounted there"))),
         }
@@ -73,7 +71,7 @@ impl Publication<'_> {
     /// Checks that what is mounted on the target is this volume, in this way.
     fn is_published(&self, present: &Mount, wanted: &str, flags: &Flags) -> Result<(), PublishError> {
         let found = if present.device != self.number {
-            format!("{} ({})", present.source, present.filesystem)
+            another_s(present)
         } else if present.filesystem != wanted {
             format!("this volume, as {}", present.filesystem)
         } else if present.is_read_only() != flags.is_read_only() {
@@ -85,7 +83,11 @@ impl Publication<'_> {
         } else {
             return Ok(());
         };
-        Err(PublishError::Occupied { target: self.target.to_owned(), found })
+        Err(self.occupied(found))
+    }
+
+    fn occupied(&self, found: String) -> PublishError {
+        PublishError::Occupied { target: self.target.to_owned(), found }
     }
 
     /// Checks that the volume is mounted elsewhere in the wished way: one filesystem has one way.
@@ -212,7 +214,7 @@ impl Publication<'_> {
         }
         let mounts = self.mounts()?;
         let present = seen(linux, &mounts, self.target)?;
-        let occupied = |found| Err(PublishError::Occupied { target: self.target.to_owned(), found });
+        let occupied = |found| Err(self.occupied(found));
         if linux.is_device(self.target, self.number).map_err(system("looking at", self.target))? {
             // A bare node of an older TopoLVM's is no mount.
             return match present {
@@ -257,6 +259,11 @@ fn note_used(
         facts.filesystem = Some(kind.name().to_owned());
     })?;
     Ok(())
+}
+
+/// A target on which something else is mounted.
+fn another_s(present: &Mount) -> String {
+    format!("{} ({})", present.source, present.filesystem)
 }
 
 /// A target on which the same volume is, but may be written if it shall only be read, or the other way round.

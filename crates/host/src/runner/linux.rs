@@ -322,9 +322,6 @@ impl Runner for Linux {
         for warning in answer.warnings() {
             tracing::debug!(volume = %change.path(), warning, "lvm2 warns");
         }
-        if let Some(kept) = change.removed().into_iter().find(|volume| !answer.has_met(volume.as_str())) {
-            return Err(Failure::Kept(kept.clone()));
-        }
         self.prune_archive(&change.path().group);
         Ok(())
     }

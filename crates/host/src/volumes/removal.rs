@@ -195,19 +195,6 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_of_which_somebody_makes_a_snapshot_meanwhile_stays_with_it() {
-        let (host, volumes) = host(&["a", "b"]);
-        let (origin, name, store) = (path("b"), path("snapshot").volume, Extents(1));
-        host.before_change(Change::SnapshotThick { origin, name, store, chunk: None, tags: Vec::new() });
-        let removed = remove_at_once(&volumes, &["a", "b"]);
-        assert!(removed[0].is_ok(), "{removed:?}");
-        assert!(matches!(removed[1], Err(Error::Refused(Refusal::HasSnapshots { .. }))), "{removed:?}");
-        let left: Vec<String> =
-            volumes.inventory().groups[&path("x").group].volumes.keys().map(LvName::to_string).collect();
-        assert_eq!(left, ["b", "snapshot"]);
-    }
-
-    #[test]
     fn a_volume_stays_while_it_is_published_or_that_cannot_be_seen() {
         let (host, volumes) = host(&["a"]);
         for (published, goes) in [
