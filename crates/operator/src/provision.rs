@@ -14,7 +14,7 @@ use std::time::Duration;
 use kube::{Api, ResourceExt};
 use lvms_api::LogicalVolume;
 use lvms_api::names::kubernetes::SELECTED_NODE;
-use lvms_cluster::slim::{Claim, Node, PersistentVolume, StorageClass};
+use lvms_cluster::slim::{Claim, DataSource, Node, PersistentVolume, SnapshotContent, StorageClass};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience, Refusals};
 use lvms_cluster::write::{self, Created, is_not_found, passes};
@@ -98,13 +98,40 @@ impl Provision {
                 told.add(key);
             }
         });
-        // A class that appears, or a node with room, may be what claims wait for. Of a copy the source decides where it is.
+        // A class that appears, or a node with room, may be what claims wait for; a copy waits for its source.
         let (told, claims) = (Arc::clone(&work), Arc::clone(&stores.claims));
         let pending = move |is_concerned: fn(&Claim) -> bool| {
             for claim in claims.filter(|claim| claim.spec.volume_name.is_empty() && is_concerned(claim)) {
                 told.add(Key::of(claim.as_ref()));
             }
         };
+        let (told, claims) = (Arc::clone(&work), Arc::clone(&stores.claims));
+        let copies_of = move |kind: &str, namespace: &str, name: &str| {
+            let is_copy = |claim: &Claim| {
+                let of_it = |source: &DataSource| source.kind == kind && source.name == name;
+                claim.spec.volume_name.is_empty()
+                    && claim.metadata.namespace.as_deref() == Some(namespace)
+                    && claim.source().is_some_and(of_it)
+            };
+            for claim in claims.filter(is_copy) {
+                told.add(Key::of(claim.as_ref()));
+            }
+        };
+        let copies = copies_of.clone();
+        stores.claims.listen(move |before, now| {
+            let is_bound = |claim: Option<&Arc<Claim>>| claim.is_some_and(|one| one.status.phase == "Bound");
+            if let Some(claim) = now.filter(|_| is_bound(now) && !is_bound(before)) {
+                let Key { namespace, name } = Key::of(claim.as_ref());
+                copies("PersistentVolumeClaim", &namespace, &name);
+            }
+        });
+        stores.contents.listen(move |before, now| {
+            let is_ready = |content: Option<&Arc<SnapshotContent>>| content.is_some_and(|one| one.is_ready());
+            if let Some(content) = now.filter(|_| is_ready(now) && !is_ready(before)) {
+                let snapshot = &content.spec.volume_snapshot_ref;
+                copies_of("VolumeSnapshot", &snapshot.namespace, &snapshot.name);
+            }
+        });
         let is_new = |claim: &Claim| claim.source().is_none();
         let again = pending.clone();
         stores.classes.listen(move |_, _| again(|_| true));
@@ -403,6 +430,38 @@ mod tests {
         let mut node = lvms_api::LvmNode::new("n1", "lvms");
         node.status = Some(lvms_api::lvm_node::Status { device_classes: vec![class], ..Default::default() });
         stores.lvm_nodes.answered(node);
+    }
+
+    #[tokio::test]
+    async fn a_copy_is_looked_at_when_its_source_is_ready() {
+        let (context, _) = scripted::context(|_| missing()).await;
+        let stores = &context.stores;
+        stores.classes.answered(object(json!({"metadata": {"name": "ours"}, "provisioner": "topolvm.io"})));
+        stores.claims.answered(claim("restore", &json!({"kind": "VolumeSnapshot", "name": "moment"})));
+        stores.claims.answered(claim("clone", &json!({"kind": "PersistentVolumeClaim", "name": "origin"})));
+        let provision = Provision::new(Arc::clone(&context), Protect::new(Arc::clone(&context)));
+        let work = provision.work();
+        work.clear();
+        let waiting = || work.figures().waiting;
+        let content = |version: &str, is_ready: bool| {
+            object(json!({
+                "metadata": {"name": "content", "uid": "c", "resourceVersion": version},
+                "spec": {
+                    "driver": "topolvm.io", "deletionPolicy": "Delete", "source": {},
+                    "volumeSnapshotRef": {"namespace": "ns", "name": "moment"},
+                },
+                "status": {"readyToUse": is_ready},
+            }))
+        };
+        stores.contents.answered(content("1", false));
+        assert_eq!(waiting(), 0);
+        stores.contents.answered(content("2", true));
+        assert_eq!(waiting(), 1);
+        let mut origin = claim("origin", &Value::Null);
+        (origin.spec.volume_name, origin.status.phase) = ("pvc-origin".into(), "Bound".into());
+        stores.claims.answered(origin);
+        // Both, and the origin itself.
+        assert_eq!(waiting(), 3);
     }
 
     #[tokio::test]

@@ -58,6 +58,13 @@ pub struct SnapshotContent {
     pub status: Option<ContentStatus>,
 }
 
+impl SnapshotContent {
+    /// Whether it can be restored.
+    pub fn is_ready(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.ready_to_use == Some(true))
+    }
+}
+
 /// What a VolumeSnapshotContent shall be.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -101,9 +101,10 @@ async fn snapshot_as_source(
         Some(bound) => contents.get_opt(bound).await?,
         None => None,
     };
+    // The snapshot-controller tells of a content that is ready a moment later.
     let bound = bound.filter(|bound| {
         Some(&bound.spec.volume_snapshot_ref.uid) == metadata.uid.as_ref()
-            && status.ready_to_use == Some(true)
+            && (status.ready_to_use == Some(true) || bound.is_ready())
     });
     let mode = bound.as_ref().and_then(|bound| {
         let free = annotation(&bound.metadata, MODE_CHANGE) == Some("true");
@@ -111,8 +112,10 @@ async fn snapshot_as_source(
     });
     let volume = bound.and_then(|bound| {
         let ours = bound.spec.driver == context.personality.driver();
-        let handle = bound.status.and_then(|status| status.snapshot_handle);
-        let least = status.restore_size.as_ref().and_then(|size| size.bytes().ok());
+        let content = bound.status.unwrap_or_default();
+        let told = status.restore_size.as_ref().and_then(|size| size.bytes().ok());
+        let least = told.or_else(|| content.restore_size?.try_into().ok());
+        let handle = content.snapshot_handle;
         // One of ours without a handle is not ready.
         (!ours || handle.is_some()).then(|| OriginVolume { handle: handle.filter(|_| ours), least })
     });

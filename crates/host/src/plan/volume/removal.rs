@@ -76,8 +76,8 @@ fn is_removal_of(next: &Next, path: &VolumePath) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::lvm::inventory::Kind;
     use super::*;
+    use crate::lvm::inventory::Kind;
     use crate::lvm::model;
     use crate::lvm::{Group, Inventory};
     use crate::simulated::group;
