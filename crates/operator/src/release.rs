@@ -24,6 +24,7 @@ use serde_json::json;
 
 use crate::Context;
 use crate::question::Question;
+use crate::snapshot::may_go;
 
 /// What still names a volume is looked at again after ten seconds, and later at the most after five minutes.
 const PATIENCE: Patience = Patience { first: Duration::from_secs(10), longest: Duration::from_secs(300) };
@@ -233,8 +234,7 @@ impl Release {
     async fn look_at_contents(&self, named: &mut BTreeMap<String, String>) -> Result<(), kube::Error> {
         let api: Api<SnapshotContent> = Api::all(self.context.client.clone());
         let look = |content: SnapshotContent| {
-            let goes =
-                content.metadata.deletion_timestamp.is_some() && content.spec.deletion_policy == "Delete";
+            let goes = may_go(&content) && content.spec.deletion_policy == "Delete";
             let told = content.status.as_ref().and_then(|status| status.snapshot_handle.as_ref());
             if content.spec.driver == self.context.personality.driver() && !goes {
                 for handle in told.into_iter().chain(&content.spec.source.snapshot_handle) {
@@ -303,5 +303,54 @@ mod tests {
         assert_eq!(release.look("pvc-1").await, Outcome::Failed);
         let told = scripted::told(&asked, "Retained").await;
         assert!(told.contains("the lab refuses it") && told.contains("pvc-1"), "{told}");
+    }
+
+    #[tokio::test]
+    async fn a_content_names_its_snapshot_until_its_volumesnapshot_is_deleted_too() {
+        let deleted = |annotations: serde_json::Value| {
+            let released = annotations.get(RELEASED).is_some();
+            json!({
+                "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+                "metadata": {
+                    "name": "snapshot-1", "uid": "lv-1", "resourceVersion": if released { "2" } else { "1" },
+                    "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": annotations,
+                },
+                "status": {"volumeID": "lv-1"},
+            })
+        };
+        for (goes_too, released) in [(false, false), (true, true)] {
+            let annotations = if goes_too {
+                json!({"snapshot.storage.kubernetes.io/volumesnapshot-being-deleted": "yes"})
+            } else {
+                json!({})
+            };
+            let content = json!({
+                "metadata": {"name": "content", "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": annotations},
+                "spec": {
+                    "driver": "topolvm.io", "deletionPolicy": "Delete", "source": {"volumeHandle": "origin"},
+                    "volumeSnapshotRef": {"namespace": "ns", "name": "s", "uid": "su"},
+                },
+                "status": {"snapshotHandle": "lv-1"},
+            });
+            let (context, asked) = scripted::context(move |request| match request {
+                _ if request.starts_with("PATCH") => (200, deleted(json!({ RELEASED: "lv-1" }))),
+                _ if request.contains("customresourcedefinitions/") => {
+                    (200, json!({"metadata": {"name": "x"}}))
+                }
+                _ if request.contains("volumesnapshotcontents") => {
+                    (200, json!({"metadata": {}, "items": [content]}))
+                }
+                _ => (200, json!({"metadata": {}, "items": []})),
+            })
+            .await;
+            let release = Release::new(Arc::clone(&context));
+            context.stores.volumes.answered(serde_json::from_value(deleted(json!({}))).unwrap());
+            let outcome = release.look("snapshot-1").await;
+            let written = asked.lock().unwrap().iter().any(|request| request.starts_with("PATCH"));
+            assert_eq!(written, released, "{outcome:?}");
+            if !released {
+                assert!(scripted::told(&asked, "Retained").await.contains("VolumeSnapshotContent content"));
+            }
+        }
     }
 }

@@ -18,7 +18,7 @@ use lvms_cluster::{Connection, Outcome, Reference, Store, Work};
 use serde_json::{Value, json};
 
 use self::decide::{Act, BEING_CREATED, FINALIZER, View, decide};
-pub(crate) use self::decide::{handle, volume_name};
+pub(crate) use self::decide::{handle, may_go, volume_name};
 use crate::Context;
 use crate::leftovers::Departure;
 use crate::reclaim::could_remove;
@@ -121,9 +121,11 @@ impl Snapshots {
         tracing::debug!(content = content.name_any(), ?act, "looked at");
         match act {
             Act::Nothing => {}
-            Act::Mark => self.mark(content, json!({ BEING_CREATED: "yes" })).await?,
-            Act::Unmark => self.mark(content, json!({ BEING_CREATED: null })).await?,
-            Act::Settle(node) => self.mark(content, json!({ BEING_CREATED: null, NODE: node })).await?,
+            Act::Mark => self.mark(content, &[(BEING_CREATED, Some("yes"))]).await?,
+            Act::Unmark => self.mark(content, &[(BEING_CREATED, None)]).await?,
+            Act::Settle(node) => {
+                self.mark(content, &[(BEING_CREATED, None), (NODE, Some(node.as_str()))]).await?;
+            }
             Act::PutBack(wanted) => return self.put_back(content, &wanted).await,
             Act::Missing(why) => {
                 if content.metadata.deletion_timestamp.is_some() {
@@ -171,7 +173,7 @@ impl Snapshots {
                 self.tell(content, status).await?;
                 if over && let Some(volume) = &volume {
                     self.refusals.refuse(&content.name_any());
-                    self.mark(content, Value::Null).await?;
+                    self.mark(content, &[(BEING_CREATED, None)]).await?;
                     write::delete(&self.context.logical_volumes(), volume.name(), volume.uid()).await?;
                 }
                 return Ok(Outcome::Failed);
@@ -284,9 +286,8 @@ impl Snapshots {
         Ok(())
     }
 
-    async fn mark(&self, content: &SnapshotContent, annotations: Value) -> Result<(), kube::Error> {
-        let change = json!({ "metadata": { "annotations": annotations } });
-        let changed = write::merge(&self.api(), &content.name_any(), change).await?;
+    async fn mark(&self, content: &SnapshotContent, marks: &[Mark<'_>]) -> Result<(), kube::Error> {
+        let changed = write::merge(&self.api(), &content.name_any(), marked(marks)).await?;
         self.context.stores.contents.answered(changed);
         Ok(())
     }
@@ -321,6 +322,16 @@ impl Looks<String> for Snapshots {
     }
 }
 
+/// An annotation, and what it shall be; none if it shall not be.
+type Mark<'a> = (&'a str, Option<&'a str>);
+
+/// Changes these annotations, and leaves all others.
+fn marked(marks: &[Mark<'_>]) -> Value {
+    let marks: serde_json::Map<String, Value> =
+        marks.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
+    json!({ "metadata": { "annotations": marks } })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -344,6 +355,12 @@ mod tests {
             "metadata": {"name": "snapshot-su", "uid": "l", "annotations": {"lvms.io/adopts": "h"}},
             "spec": {"name": "snapshot-su", "nodeName": "n1", "size": "4Ki"},
         })
+    }
+
+    #[test]
+    fn a_mark_that_is_taken_away_takes_no_other_annotation_along() {
+        let change = marked(&[(BEING_CREATED, None), (NODE, Some("n1"))]);
+        assert_eq!(change, json!({ "metadata": { "annotations": { BEING_CREATED: null, NODE: "n1" } } }));
     }
 
     #[tokio::test]

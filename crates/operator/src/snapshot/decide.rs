@@ -83,13 +83,16 @@ pub(super) fn decide(view: &View<'_>) -> Act {
         return Act::Nothing;
     }
     let marked = annotation(&content.metadata, BEING_CREATED).is_some();
-    if content.metadata.deletion_timestamp.is_some() {
-        let made_by_hand =
-            content.spec.source.snapshot_handle.is_some() && content.spec.volume_snapshot_ref.uid.is_empty();
-        let may_go = made_by_hand || (!marked && annotation(&content.metadata, BEING_DELETED).is_some());
-        return if may_go { going(view) } else { making(view, marked) };
-    }
-    making(view, marked)
+    if may_go(content) { going(view) } else { making(view, marked) }
+}
+
+/// Whether nobody wants a content any more: it is deleted, and so is its VolumeSnapshot.
+pub(crate) fn may_go(content: &SnapshotContent) -> bool {
+    let is = |mark: &str| annotation(&content.metadata, mark).is_some();
+    let made_by_hand =
+        content.spec.source.snapshot_handle.is_some() && content.spec.volume_snapshot_ref.uid.is_empty();
+    content.metadata.deletion_timestamp.is_some()
+        && (made_by_hand || (!is(BEING_CREATED) && is(BEING_DELETED)))
 }
 
 fn going(view: &View<'_>) -> Act {
