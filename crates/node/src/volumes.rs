@@ -22,7 +22,7 @@ use lvms_host::plan::volume::{has_leftover, is_half_made};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use self::decide::{Act, Lv, Making, decide, is_for_block, is_for_filesystem};
+use self::decide::{Act, Lv, Making, decide, is_for_block, is_for_filesystem, is_tried_again};
 use self::taken::taken;
 use crate::host_volumes::{HostVolumes, New, Present};
 use crate::known::{find_any, has, left_for, unknown};
@@ -305,9 +305,7 @@ impl Volumes {
     /// What went wrong on the host is told where whoever wanted it looks.
     async fn fail(&self, object: &LogicalVolume, error: Error) -> Outcome {
         self.events.warn(self.about(object), wanted(object), error.message.clone());
-        // What others are busy with is tried again here; what was refused is for those who wanted it to decide.
-        let passes = matches!(error.kind, Kind::Busy | Kind::Unavailable);
-        if passes && (object.is_deleted() || object.volume_id().is_none()) {
+        if is_tried_again(error.kind, object) {
             return Outcome::Failed;
         }
         let now = self.objects.named(object.name()).filter(|now| now.uid() == object.uid());

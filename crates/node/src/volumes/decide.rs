@@ -3,7 +3,7 @@
 use lvms_api::logical_volume::{READ_ONLY, READ_WRITE, Status};
 use lvms_api::names::{ADOPTS, NODE, ORPHANED, VOLUME_MODE};
 use lvms_api::{LogicalVolume, Personality, Quantity};
-use lvms_csi::Error;
+use lvms_csi::{Error, Kind};
 use lvms_host::units::Bytes;
 
 /// The LV of a LogicalVolume, as far as is known.
@@ -247,6 +247,13 @@ pub(super) fn well(id: &str, size: Bytes) -> Status {
     }
 }
 
+/// Whether a failure is told to nobody who decides, because the next look may go well: what others are busy with, and a
+/// host that does not answer while somebody waits for a volume or its end.
+pub(super) fn is_tried_again(failure: Kind, object: &LogicalVolume) -> bool {
+    let is_grown = !object.is_deleted() && object.volume_id().is_some();
+    failure == Kind::Busy || (failure == Kind::Unavailable && !is_grown)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,6 +301,18 @@ mod tests {
         // What is said of an object says of which.
         object.metadata.annotations.get_or_insert_default().insert(key.to_owned(), "uid".to_owned());
         object
+    }
+
+    #[test]
+    fn what_others_are_busy_with_is_no_refusal() {
+        for object in [object(), settled(), deleted(settled())] {
+            assert!(is_tried_again(Kind::Busy, &object));
+            assert!(!is_tried_again(Kind::NoSpace, &object) && !is_tried_again(Kind::Internal, &object));
+        }
+        assert!(is_tried_again(Kind::Unavailable, &object()));
+        assert!(is_tried_again(Kind::Unavailable, &deleted(settled())));
+        // Whoever asked for growth may ask for something else.
+        assert!(!is_tried_again(Kind::Unavailable, &settled()));
     }
 
     #[test]
