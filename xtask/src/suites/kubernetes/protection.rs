@@ -125,9 +125,14 @@ fn a_node_can_change_its_own_objects_only(cluster: &Cluster) -> Result<()> {
 }
 
 fn the_operator_can_change_nothing_of_a_pod_but_one_annotation(cluster: &Cluster) -> Result<()> {
+    changes_nothing_of_a_pod_but_one_annotation(cluster, "lvms-operator")
+}
+
+/// What the leader's account may do to pods.
+pub(super) fn changes_nothing_of_a_pod_but_one_annotation(cluster: &Cluster, account: &str) -> Result<()> {
     // One that it may read, too: kubectl does before it patches.
     let pod = deployed::pod_on(cluster, &cluster.nodes()[0])?;
-    let operator = format!("--as=system:serviceaccount:{NAMESPACE}:lvms-operator");
+    let operator = format!("--as=system:serviceaccount:{NAMESPACE}:{account}");
     let patched = |patch: &Value| {
         let patch = patch.to_string();
         let words = ["patch", "pod", &pod, "--type=merge", "--patch", &patch];

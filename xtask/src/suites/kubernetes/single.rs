@@ -8,7 +8,7 @@ use lab_protocol::disk::GIB;
 use serde_json::Value;
 
 use super::LVMS;
-use super::protection::made_for;
+use super::protection::{changes_nothing_of_a_pod_but_one_annotation, made_for};
 use crate::cluster::Cluster;
 use crate::deployed::{self, CONFIGURATION, CONFIGURATION_FILE, CONTROLLER_SOCKET, NODE_SOCKET};
 use crate::suites::cluster::Case;
@@ -42,6 +42,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 fn one_process_serves_a_whole_cluster(cluster: &Cluster) -> Result<()> {
+    changes_nothing_of_a_pod_but_one_annotation(cluster, "lvms-single-node")?;
     on_a_stage(cluster, &LVMS, "single", "", |stage| {
         stage.claim("data", "thick", "1Gi")?;
         stage.start_pod("user", "data", None)?;
