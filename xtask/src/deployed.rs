@@ -183,9 +183,9 @@ pub(crate) fn halt(node: &Node) -> Result<()> {
     node.guest.script("pkill -STOP -f '^/lvms vgmanager'").run().map(drop)
 }
 
-/// Lets it go on.
+/// Lets it go on, if it is still there.
 pub(crate) fn go_on(node: &Node) -> Result<()> {
-    node.guest.script("pkill -CONT -f '^/lvms vgmanager'").run().map(drop)
+    node.guest.script("pkill -CONT -f '^/lvms vgmanager' || true").run().map(drop)
 }
 
 /// What a node tells of itself.
