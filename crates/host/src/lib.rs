@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod causes;
 pub mod desired;
+mod direct;
 pub mod dm;
 pub mod facts;
 pub mod filesystem;

@@ -38,6 +38,12 @@ fn every_filesystem_is_made_filled_grown_and_kept(lab: &Lab) -> Result {
             let grown = engine.grow(&class(thin)?, &volume, Bytes::mib(640), None)?;
             assert_eq!(grown.size, Bytes::mib(640));
             assert_eq!(engine.grow_published(&volume, &at, None)?, Bytes::mib(640));
+            if kind == Filesystem::Xfs {
+                // That it has grown is seen, or each further call would suspend it and grow it again.
+                let told = engine.runner().superblock(&Linux::device_path(&volume), kind)?;
+                let size = told.ok_or("it has no superblock")?.size;
+                assert!(size + Bytes::mib(1) > Bytes::mib(640), "{name}: its superblock says {size:?}");
+            }
             assert!(size_of(&at)? > before + 250 * MIB, "{name}: {before} grew to {}", size_of(&at)?);
             assert_eq!(fs::read_to_string(at.join("file"))?, name);
             engine.unpublish(&name, &at)?;

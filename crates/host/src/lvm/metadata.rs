@@ -3,13 +3,12 @@
 //! A label in one of the first four sectors leads to the physical volume's header, that to a metadata area, and its
 //! header to the text of the volume group, which begins with the group's name, identity and sequence number.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::OFlags;
 use thiserror::Error;
+
+use crate::direct::Direct;
 
 /// What the text of a volume group begins with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,28 +53,10 @@ pub enum MetadataError {
 pub fn read(path: &Path) -> Result<Beginning, MetadataError> {
     let name = || path.display().to_string();
     let failed = |source| MetadataError::Read { path: name(), source };
-    let open = |flags: OFlags| {
-        let flags = i32::try_from(flags.bits()).map_err(io::Error::other)?;
-        File::options().read(true).custom_flags(flags).open(path)
-    };
-    let disk = open(OFlags::DIRECT).or_else(|_| open(OFlags::empty())).map_err(failed)?;
-    beginning(|offset, bytes| read_at(&disk, offset, bytes))
+    let disk = Direct::open(path).map_err(failed)?;
+    beginning(|offset, bytes| disk.read_at(offset, bytes))
         .map_err(failed)?
         .map_err(|what| MetadataError::Absent { path: name(), what })
-}
-
-/// Reads whole blocks into aligned memory, as a direct read wants it.
-fn read_at(disk: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-    const BLOCK: usize = 4096;
-    let begin = offset - offset % BLOCK as u64;
-    let skip = usize::try_from(offset - begin).map_err(io::Error::other)?;
-    let length = (skip + bytes.len()).next_multiple_of(BLOCK);
-    let mut memory = vec![0; length + BLOCK];
-    let aligned = memory.as_ptr().align_offset(BLOCK);
-    let memory = &mut memory[aligned..aligned + length];
-    disk.read_exact_at(memory, begin)?;
-    bytes.copy_from_slice(&memory[skip..skip + bytes.len()]);
-    Ok(())
 }
 
 type Found = Result<Beginning, &'static str>;

@@ -15,6 +15,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use super::linux::Linux;
 use super::process::{ProcessError, Program};
 use super::{attach, crash, device};
+use crate::direct::Direct;
 use crate::filesystem::superblock::{self, Bytewise};
 use crate::filesystem::{Content, Filesystem};
 use crate::lvm::inventory::DeviceNumber;
@@ -32,6 +33,12 @@ struct Device(File);
 impl Bytewise for Device {
     fn read_at(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
         self.0.read_exact_at(buffer, at)
+    }
+}
+
+impl Bytewise for Direct {
+    fn read_at(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+        Direct::read_at(self, at, buffer)
     }
 }
 
@@ -130,7 +137,11 @@ impl Linux {
 
     /// The superblock of a device.
     pub fn superblock(&self, path: &Path, kind: Filesystem) -> io::Result<Option<superblock::Superblock>> {
-        self.on_host(|| superblock::read(&Device(File::open(path)?), kind))?
+        self.on_host(|| match kind {
+            // A mounted one is not written through the cache of its device, which goes on to have what was read before.
+            Filesystem::Xfs => superblock::read(&Direct::open(path)?, kind),
+            Filesystem::Ext4 | Filesystem::Btrfs => superblock::read(&Device(File::open(path)?), kind),
+        })?
     }
 
     /// The size of a device.
