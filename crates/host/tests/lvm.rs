@@ -449,8 +449,22 @@ fn no_command_of_ours_starts_a_daemon(lab: &Lab) -> Result {
     linux.change(&thin("thin", Bytes::mib(400))?)?;
     linux.change(&thick("origin", 5, &[])?)?;
     linux.change(&snapshot_thick("origin", "cow", 1)?)?;
-    let processes = run("ps", ["-eo", "comm"])?;
-    assert!(!processes.contains("dmeventd") && !processes.contains("lvmpolld"), "{processes}");
+    let is_running = || -> Result<bool> {
+        let processes = run("ps", ["-eo", "comm"])?;
+        Ok(["dmeventd", "lvmpolld"].iter().any(|daemon| processes.contains(daemon)))
+    };
+    assert!(!is_running()?);
+    // One that was killed has left the file that says that it runs.
+    run("dmeventd", [""; 0])?;
+    linux.change(&thick("meanwhile", 5, &[])?)?;
+    run("pkill", ["-KILL", "-x", "dmeventd"])?;
+    lab.wait_for("dmeventd to be gone", || is_running().is_ok_and(|runs| !runs).then_some(()))?;
+    assert!(Path::new("/run/dmeventd.pid").exists());
+    linux.change(&snapshot_thick("meanwhile", "another", 1)?)?;
+    assert!(!is_running()?);
+    for left in ["dmeventd.pid", "dmeventd-client", "dmeventd-server"] {
+        let _ = fs::remove_file(Path::new("/run").join(left));
+    }
     Ok(())
 }
 

@@ -13,8 +13,24 @@ use crate::runner::process::ProcessError;
 /// The host's own configuration of LVM.
 const THEIRS: &str = "/etc/lvm";
 
-/// The state of files.
-pub(super) type Fingerprint = Vec<Option<(u64, i64, i64)>>;
+/// The state of the host's files, and which of LVM's daemons run.
+pub(super) type Fingerprint = (Vec<Option<(u64, i64, i64)>>, Daemons);
+
+/// Which of LVM's daemons the host runs. One that was killed leaves its files behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Daemons {
+    dmeventd: bool,
+    lvmpolld: bool,
+}
+
+impl Daemons {
+    fn of_the_host() -> Daemons {
+        Daemons {
+            dmeventd: runs("dmeventd", "dmeventd-server"),
+            lvmpolld: runs("lvmpolld", "lvm/lvmpolld.socket"),
+        }
+    }
+}
 
 impl Linux {
     /// Writes our system directory if the host's configuration has changed.
@@ -22,13 +38,12 @@ impl Linux {
         let mut layered = lock(&self.layered);
         let files =
             ["lvm.conf", "lvmlocal.conf", "devices/system.devices"].map(|name| Path::new(THEIRS).join(name));
-        let pids = ["/run/dmeventd.pid", "/run/lvmpolld.pid"].map(PathBuf::from);
         let now: Fingerprint =
-            self.on_host(|| files.iter().chain(&pids).map(|path| fingerprint(path)).collect())?;
+            self.on_host(|| (files.iter().map(|path| fingerprint(path)).collect(), Daemons::of_the_host()))?;
         if layered.as_ref() == Some(&now) {
             return Ok(());
         }
-        let host = self.describe_host()?;
+        let host = self.describe_host(now.1)?;
         let ours = self.system_directory();
         if self.on_host(|| system_directory::write(Path::new(THEIRS), &ours, &host))?? {
             tracing::info!(directory = %ours.display(), "LVM's configuration was taken from the host");
@@ -37,9 +52,7 @@ impl Linux {
         Ok(())
     }
 
-    fn describe_host(&self) -> Result<system_directory::Host, LayerError> {
-        let (dmeventd, lvmpolld) =
-            self.on_host(|| (runs("dmeventd", "dmeventd-server"), runs("lvmpolld", "lvm/lvmpolld.socket")))?;
+    fn describe_host(&self, daemons: Daemons) -> Result<system_directory::Host, LayerError> {
         // Old lvm2 does not know devices files, and says so by failing.
         let text = self.settings(["devices/use_devicesfile", "devices/global_filter"])?.unwrap_or_default();
         let setting =
@@ -49,6 +62,7 @@ impl Linux {
         let filter = setting("global_filter").unwrap_or_default().to_owned();
         // What LVM takes by default, unless the host says otherwise.
         let filter = if filter == "[\"a|.*|\"]" { String::new() } else { filter };
+        let Daemons { dmeventd, lvmpolld } = daemons;
         Ok(system_directory::Host { dmeventd, lvmpolld, filter: (!devices_file).then_some(filter) })
     }
 
