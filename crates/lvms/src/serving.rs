@@ -31,7 +31,10 @@ impl FromStr for Address {
 
 /// One thread serves, others block: a host with many processors must not cost many threads.
 pub(crate) fn runtime() -> Result<Runtime> {
-    Ok(tokio::runtime::Builder::new_current_thread().max_blocking_threads(64).enable_all().build()?)
+    /// Each volume may have one that waits for a group or a disk, and none of them may keep the others from theirs. A
+    /// node has no more volumes in use, and a thread that is not needed ends.
+    const BLOCKING: usize = 1024;
+    Ok(tokio::runtime::Builder::new_current_thread().max_blocking_threads(BLOCKING).enable_all().build()?)
 }
 
 /// Serves figures, and whether we are ready, at an address.

@@ -55,7 +55,8 @@ fn a_look_that_waits_for_a_command_lets_all_other_calls_be_answered(lab: &Lab) -
     fs::write("/run/test/hold", "")?;
     std::thread::scope(|scope| -> Result {
         let made = scope.spawn(|| making.create("held", "a", 64 * MIB, EXT4, None));
-        let others = || -> Result {
+        let mut made_later = Vec::new();
+        let mut others = || -> Result {
             lab.wait_for("the command to hang", || Path::new("/run/test/held").exists().then_some(()))?;
             let capacity = scope.spawn(|| capacity_over_disks(&looking));
             for _ in 0..2 {
@@ -65,7 +66,15 @@ fn a_look_that_waits_for_a_command_lets_all_other_calls_be_answered(lab: &Lab) -
                     controller.list_volumes(proto::ListVolumesRequest::default()).await
                 })?;
             }
-            // More than there are threads for calls: whoever waits too long has no answer, and lets others have theirs.
+            // Whoever waits for its turn in one group keeps nobody from another, however many they are.
+            for number in 0..MANY {
+                let waiting = driver.connect()?;
+                made_later.push(
+                    scope.spawn(move || waiting.create(&format!("waits {number}"), "a", 8 * MIB, EXT4, None)),
+                );
+            }
+            client.delete(&client.create("beside", "b", 8 * MIB, EXT4, None)?.volume_id)?;
+            // Whoever asks and waits too long has no answer, and lets others have theirs.
             let many = (0..MANY).map(|_| driver.connect()).collect::<Result<Vec<_>>>()?;
             let many: Vec<_> =
                 many.into_iter().map(|client| scope.spawn(move || capacity_over_disks(&client))).collect();
@@ -82,13 +91,16 @@ fn a_look_that_waits_for_a_command_lets_all_other_calls_be_answered(lab: &Lab) -
         let went = others();
         let _ = fs::remove_file("/run/test/hold");
         client.delete(&made.join().map_err(|_| "the call panicked")??.volume_id)?;
+        for call in made_later {
+            client.delete(&call.join().map_err(|_| "a call panicked")??.volume_id)?;
+        }
         went
     })?;
     client.delete(&first)?;
     Ok(())
 }
 
-/// More than there are threads for calls.
+/// More than a driver may have threads for those who only wait.
 const MANY: usize = 80;
 
 /// How full a volume is at each of these paths, asked at once.
