@@ -139,6 +139,7 @@ fn check_host(linux: &Linux, desired: Option<&Desired>, findings: &mut Findings)
     let runs = programs::check_version(linux, findings);
     programs::check_kernel(linux, desired, findings);
     programs::check_tools(linux, desired, findings);
+    programs::check_control_group(linux, findings);
     if !runs {
         return;
     }

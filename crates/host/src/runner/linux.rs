@@ -76,7 +76,11 @@ impl Linux {
     /// Finds the host around this process.
     pub fn new(options: Options) -> io::Result<Linux> {
         let namespaces = Namespaces::of_the_host()?;
-        let group = control_group();
+        let group = control_group()
+            .inspect_err(|error| {
+                tracing::warn!(%error, "commands have no control group of the host's: the end of our pod may kill them");
+            })
+            .ok();
         let here = Processes {
             namespaces: Namespaces::default(),
             group: group.as_ref().and_then(|group| group.try_clone().ok()),
@@ -90,6 +94,11 @@ impl Linux {
             archive: archive::Archive::default(),
             reading: Reading::default(),
         })
+    }
+
+    /// Whether commands live in a control group of the host's, so that the end of our pod is not theirs.
+    pub fn keeps_commands(&self) -> bool {
+        self.processes.group.is_some()
     }
 
     /// Where our system directory for LVM is, on the host.
@@ -262,19 +271,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A control group of the host's for our children: the end of our own group, by a pod's removal or a service's stop,
 /// must not kill a command in the middle of a change. Without the unified hierarchy there is none.
-fn control_group() -> Option<ControlGroup> {
+fn control_group() -> io::Result<ControlGroup> {
     /// The host's root, as the kernel shows it to a pod that sees the host's processes.
     const OF_THE_HOST: &str = "/proc/1/root";
     let root = [OF_THE_HOST, "/"]
         .map(|root| Path::new(root).join("sys/fs/cgroup"))
         .into_iter()
-        .find(|root| root.join("cgroup.procs").exists())?;
+        .find(|root| root.join("cgroup.procs").exists())
+        .ok_or_else(|| io::Error::other("there is no cgroup2 at /sys/fs/cgroup"))?;
     let group = root.join("lvms");
     if !group.exists() {
-        fs::create_dir(&group).ok()?;
+        fs::create_dir(&group)?;
     }
-    let members = File::options().write(true).open(group.join("cgroup.procs")).ok()?;
-    Some(ControlGroup { directory: File::open(group).ok()?, members })
+    let members = File::options().write(true).open(group.join("cgroup.procs"))?;
+    Ok(ControlGroup { directory: File::open(group)?, members })
 }
 
 impl Runner for Linux {

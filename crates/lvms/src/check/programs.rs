@@ -91,6 +91,18 @@ fn missing_features(segment_types: &str, needed: Needed) -> Vec<&'static str> {
     features.into_iter().filter(|(kind, needed)| *needed && !has(kind)).map(|(kind, _)| kind).collect()
 }
 
+/// Whether commands outlive our pod.
+pub(super) fn check_control_group(linux: &Linux, findings: &mut Findings) {
+    let what = "control group";
+    if linux.keeps_commands() {
+        findings.ok(what, "commands that change something outlive a pod of lvms");
+    } else {
+        let message = "none of the host's can be made for commands, and the end of a pod of lvms may kill one that \
+             changes something: mount cgroup2 at /sys/fs/cgroup";
+        findings.warn(what, message);
+    }
+}
+
 /// Device-mapper and its targets, which the kernel has, or loads when they are needed.
 pub(super) fn check_kernel(linux: &Linux, desired: Option<&Desired>, findings: &mut Findings) {
     if let Err(error) = linux.device("lvms-check") {
