@@ -11,7 +11,7 @@ use lvms_host::filesystem::{Filesystem, NotMountable};
 use lvms_host::names::LvName;
 use lvms_host::plan::Refusal;
 use lvms_host::publish::{Access, PublishError};
-use lvms_host::runner::ProbeError;
+use lvms_host::runner::{Linux, ProbeError};
 use lvms_host::units::Bytes;
 use lvms_host::volumes;
 use stage::*;
