@@ -4,6 +4,7 @@ mod stage;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 
 use lab_test::{Cut, Error, GIB, Lab, MIB, Needs, Result, fails, run};
 use lvms_host::facts::Facts;
@@ -11,7 +12,7 @@ use lvms_host::filesystem::{Filesystem, NotMountable};
 use lvms_host::names::LvName;
 use lvms_host::plan::Refusal;
 use lvms_host::publish::{Access, PublishError};
-use lvms_host::runner::{Linux, ProbeError};
+use lvms_host::runner::ProbeError;
 use lvms_host::units::Bytes;
 use lvms_host::volumes;
 use stage::*;
@@ -40,7 +41,8 @@ fn every_filesystem_is_made_filled_grown_and_kept(lab: &Lab) -> Result {
             assert_eq!(engine.grow_published(&volume, &at, None)?, Bytes::mib(640));
             if kind == Filesystem::Xfs {
                 // That it has grown is seen, or each further call would suspend it and grow it again.
-                let told = engine.runner().superblock(&Linux::device_path(&volume), kind)?;
+                let device = Path::new("/dev/mapper").join(volume.mapper_name());
+                let told = engine.runner().superblock(&device, kind)?;
                 let size = told.ok_or("it has no superblock")?.size;
                 assert!(size + Bytes::mib(1) > Bytes::mib(640), "{name}: its superblock says {size:?}");
             }
