@@ -156,6 +156,14 @@ fn grow(view: &View<'_>, target: u64, promised: u64) -> Act {
         if status.code == LOST {
             return Act::Fail { size: target, infeasible: false, message: status.message };
         }
+        if view.volume.is_deleted() {
+            let message = format!(
+                "its LogicalVolume {} was deleted: it is kept as long as something names it, and not changed any more: \
+                 copy its data to another volume",
+                view.volume.name()
+            );
+            return Act::Fail { size: target, infeasible: false, message };
+        }
         if refused && asked != target {
             // The status is about what was asked for before. When nothing is, the node takes it back.
             return if asked > size { Act::Ask(size) } else { Act::Nothing };
@@ -211,6 +219,10 @@ mod tests {
 
     impl Scene {
         fn decide(&self) -> Act {
+            self.decide_about(|_| ())
+        }
+
+        fn decide_about(&self, change: impl FnOnce(&mut LogicalVolume)) -> Act {
             let persistent: PersistentVolume = serde_json::from_value(json!({
                 "metadata": {"name": "pvc-u"},
                 "spec": {
@@ -223,6 +235,7 @@ mod tests {
             let spec = Spec { name: "pvc-u".into(), size: Quantity::of(self.wish), ..Spec::default() };
             let mut volume = LogicalVolume::new(Personality::Topolvm, spec);
             volume.status = Some(self.status.clone());
+            change(&mut volume);
             let claim: Claim = serde_json::from_value(self.claim.clone()).unwrap();
             decide(&View { claim: &claim, persistent: &persistent, volume: &volume })
         }
@@ -287,6 +300,18 @@ mod tests {
         assert_eq!(scene.decide(), Act::Nothing);
         scene.status.code = 0;
         assert_eq!(scene.decide(), Act::Ask(2 * GIB));
+    }
+
+    #[test]
+    fn growth_of_what_is_only_kept_is_told_to_fail() {
+        let begun = scene().begun("2Gi", RUNNING);
+        let deleted = |volume: &mut LogicalVolume| {
+            let now = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+            volume.metadata.deletion_timestamp =
+                Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
+        };
+        let Act::Fail { infeasible: false, message, .. } = begun.decide_about(deleted) else { panic!() };
+        assert!(message.contains("LogicalVolume pvc-u was deleted"), "{message}");
     }
 
     #[test]
