@@ -168,16 +168,21 @@ impl Linux {
     }
 
     fn start(&self, processes: &Processes, program: &Program) -> Result<Finished, ProcessError> {
-        if program.intent == Intent::Looks {
-            tracing::debug!(command = %program.words(), "looks");
-            return processes.run(program);
-        }
-        tracing::info!(command = %program.words(), "changes");
+        let began = Instant::now();
         let name =
             program.argv.iter().take(3).map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-        crash::point(&name, "before");
-        let finished = processes.run(program);
-        crash::point(&name, "after");
+        let finished = if program.intent == Intent::Looks {
+            tracing::debug!(command = %program.words(), "looks");
+            processes.run(program)
+        } else {
+            tracing::info!(command = %program.words(), "changes");
+            crash::point(&name, "before");
+            let finished = processes.run(program);
+            crash::point(&name, "after");
+            finished
+        };
+        let milliseconds = began.elapsed().as_millis();
+        tracing::debug!(name, milliseconds, "command ended");
         finished
     }
 

@@ -74,7 +74,7 @@ impl Requests {
     }
 
     /// All that a namespace's pods, the kubelet and the control plane have written, and what those pods have logged
-    /// meanwhile: each command of LVM is logged when it begins. With the time since the first.
+    /// meanwhile: each command is logged when it begins and when it ends, with how long it took. With the time since the first.
     pub(super) fn story(&self, namespace: &str, log: &str) -> String {
         let writes = self.0.iter().filter(|request| {
             let verb = request["verb"].as_str().unwrap_or_default();

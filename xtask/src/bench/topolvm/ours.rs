@@ -15,7 +15,9 @@ pub(super) fn install(cluster: &Cluster) -> Result<()> {
          kubectl apply --server-side -f deploy/legacy.yaml
          for part in base operator-access; do
            kubectl apply --server-side -f deploy/$part.yaml
-         done",
+         done
+         kubectl --namespace lvms-system patch configmap lvms --type merge \
+             --patch '{\"data\": {\"LVMS_LOG\": \"info,lvms_host::runner=debug\"}}'",
     )?;
     for side in SIDES {
         let driver = side.driver();
