@@ -311,8 +311,13 @@ impl<R: Runner> Volumes<R> {
                 return Ok(Bytes::ZERO);
             }
         }
+        self.with_situation(&inventory, |situation| situation.largest(class, options))
+    }
+
+    fn with_situation<T>(&self, inventory: &Inventory, act: impl FnOnce(Situation<'_>) -> T) -> T {
         let pool = |pool: &VolumePath| self.runner.pool(pool).ok().flatten();
-        Situation { inventory: &inventory, pool: &pool }.largest(class, options)
+        let raid = |volume: &VolumePath| self.runner.raid(volume).ok().flatten();
+        act(Situation { inventory, pool: &pool, raid: &raid })
     }
 
     fn find(&self, path: &VolumePath) -> Result<Volume, Error> {
@@ -362,8 +367,7 @@ impl<R: Runner> Volumes<R> {
                 self.look_at(group, places)?;
             }
             let inventory = self.inventory();
-            let pool = |pool: &VolumePath| self.runner.pool(pool).ok().flatten();
-            let step = match plan(Situation { inventory: &inventory, pool: &pool })? {
+            let step = match self.with_situation(&inventory, &plan)? {
                 Next::Done => return Ok(()),
                 Next::Look => {
                     self.forget(&at);

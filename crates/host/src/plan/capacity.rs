@@ -2,7 +2,7 @@
 
 use super::Refusal;
 use crate::desired::{ClassKind, DeviceClass};
-use crate::dm::{Pool, PoolState};
+use crate::dm::{Pool, PoolState, Raid};
 use crate::lvm::inventory::{Disk, Kind};
 use crate::lvm::shape::Shape;
 use crate::lvm::{Group, Inventory};
@@ -29,13 +29,15 @@ pub(crate) fn without(group: &Group, lost: impl Fn(&Disk) -> bool) -> Result<(),
     if disks.is_empty() { Ok(()) } else { Err(Refusal::DisksMissing { group: group.name.clone(), disks }) }
 }
 
-/// What is there, with the state of pools.
+/// What is there, with the state of pools and of RAID.
 #[derive(Clone, Copy)]
 pub struct Situation<'a> {
     /// Groups and volumes.
     pub inventory: &'a Inventory,
     /// How a pool is; `None` while it is inactive.
     pub pool: &'a dyn Fn(&VolumePath) -> Option<Pool>,
+    /// How the images of a RAID volume are; `None` while it is inactive.
+    pub raid: &'a dyn Fn(&VolumePath) -> Option<Raid>,
 }
 
 impl<'a> Situation<'a> {
@@ -155,7 +157,7 @@ mod tests {
             let group = Group { metadata: (Bytes::mib(1), Bytes::kib(free)), ..group(&[100; 5]) };
             let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
             let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-            let situation = Situation { inventory: &inventory, pool: &|_| None };
+            let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
             match situation.largest(&device_class(Class::Linear), &options) {
                 Ok(_) => true,
                 Err(refusal) => {
@@ -172,7 +174,7 @@ mod tests {
     #[test]
     fn what_makes_something_else_than_a_volume_is_refused_before_anything_is_made() {
         let inventory = Inventory { groups: [(group(&[100]).name, Arc::new(group(&[100])))].into() };
-        let situation = Situation { inventory: &inventory, pool: &|_| None };
+        let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
         let refused = situation.largest(&device_class(Class::Linear), &["--type=mirror".to_owned()]);
         assert_eq!(refused, Err(Refusal::ForeignType("--type mirror".to_owned())));
         assert!(situation.largest(&device_class(Class::Linear), &["--type=linear".to_owned()]).is_ok());
@@ -185,7 +187,7 @@ mod tests {
         {
             let group = Group { attributes: attributes.to_owned(), ..group(&[100, 100]) };
             let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-            let situation = Situation { inventory: &inventory, pool: &|_| None };
+            let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
             let class = device_class(Class::Linear);
             let all = [
                 situation.largest(&class, &[]).map(drop),
