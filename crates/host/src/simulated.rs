@@ -34,6 +34,8 @@ struct State {
     previous: Inventory,
     /// So many texts of metadata were written.
     texts: u32,
+    /// So often it was asked what is there.
+    reports: u32,
     /// The next report tells that.
     is_late: bool,
     /// A disk is not seen by so many of the next looks.
@@ -118,6 +120,7 @@ pub fn group(disks: &[u64]) -> Group {
         free: extents,
         metadata: (Bytes::mib(1), Bytes::kib(500)),
         disks,
+        measured: true,
         placed: true,
         volumes: BTreeMap::new(),
     }
@@ -130,6 +133,7 @@ impl Simulated {
         let state = State {
             previous: inventory.clone(),
             texts: 0,
+            reports: 0,
             is_late: false,
             is_silent: false,
             hidden_disk: 0,
@@ -184,6 +188,18 @@ impl Simulated {
     /// After so many more effects nothing works any more, until this is called again.
     pub fn fail_after(&self, effects: Option<u64>) {
         self.state().effects_left = effects;
+    }
+
+    /// So much room is left in the metadata of its group, until this is called again.
+    pub fn leave_room(&self, room: Bytes) {
+        for group in self.state().inventory.groups.values_mut().map(Arc::make_mut) {
+            group.metadata.1 = room;
+        }
+    }
+
+    /// So often it was asked what is there.
+    pub fn reports(&self) -> u32 {
+        self.state().reports
     }
 
     /// Its group is not found by so many of the next looks.
@@ -410,6 +426,7 @@ impl Runner for Simulated {
             happens();
         }
         let mut state = self.state();
+        state.reports += 1;
         if state.late && group.is_none() {
             let limit = Duration::from_secs(60);
             return Err(Failure::Process(ProcessError::TooSlow { program: "fullreport".to_owned(), limit }));

@@ -5,7 +5,7 @@ use crate::desired::{ClassKind, DeviceClass};
 use crate::dm::{Pool, PoolState, Raid};
 use crate::lvm::inventory::{Disk, Kind};
 use crate::lvm::shape::Shape;
-use crate::lvm::{Group, Inventory};
+use crate::lvm::{Change, Group, Inventory};
 use crate::names::{LvName, VolumePath};
 use crate::units::{Bytes, Extents};
 
@@ -17,6 +17,36 @@ const MOST_METADATA: f64 = 80.0;
 const ROOM_FOR_ONE: Bytes = Bytes::kib(4);
 /// and that of the two hidden volumes which RAID has on each disk than this.
 const ROOM_FOR_IMAGE: Bytes = Bytes::kib(1);
+
+/// The room in a group's metadata that a new volume of this shape needs.
+fn room(shape: Shape) -> Bytes {
+    let images = if shape.metadata > Extents::ZERO { shape.disks } else { 0 };
+    ROOM_FOR_ONE + Bytes(ROOM_FOR_IMAGE.0.saturating_mul(images))
+}
+
+/// By how much a change makes the metadata of its group larger, at most.
+pub(crate) fn most_text(group: &Group, change: &Change) -> Bytes {
+    match change {
+        Change::CreateThick { options, .. } => room(Shape::of_options(options)),
+        Change::CreateThin { .. } | Change::SnapshotThin { .. } | Change::SnapshotThick { .. } => {
+            ROOM_FOR_ONE
+        }
+        Change::Extend { path, .. } => match group.volumes.get(&path.volume).map(|volume| &volume.kind) {
+            Some(Kind::Thick(layout)) => room(Shape::of_layout(layout)),
+            _ => ROOM_FOR_ONE,
+        },
+        // Each has quotes, a comma and a blank around it, and the first comes with the list.
+        Change::Tag { add, .. } if !add.is_empty() => {
+            Bytes(add.iter().map(|tag| tag.as_str().len() as u64 + 4).sum()) + Bytes(32)
+        }
+        Change::Tag { .. }
+        | Change::Remove { .. }
+        | Change::Release { .. }
+        | Change::Activate { .. }
+        | Change::Refresh { .. }
+        | Change::Deactivate { .. } => Bytes::ZERO,
+    }
+}
 
 /// Whether all disks of a group are there. A change without one of them would mark it as lost.
 pub(crate) fn complete(group: &Group) -> Result<(), Refusal> {
@@ -50,9 +80,7 @@ impl<'a> Situation<'a> {
     /// The size of the largest new volume that the class admits with these options, or why it admits none.
     pub fn largest(&self, class: &DeviceClass, options: &[String]) -> Result<Bytes, Refusal> {
         let shape = if class.pool().is_none() { Shape::of_options(options) } else { Shape::LINEAR };
-        let images = if shape.metadata > Extents::ZERO { shape.disks } else { 0 };
-        let group =
-            self.usable_group(class, ROOM_FOR_ONE + Bytes(ROOM_FOR_IMAGE.0.saturating_mul(images)))?;
+        let group = self.usable_group(class, room(shape))?;
         match &class.kind {
             ClassKind::Thick => {
                 if let Some(option) = Shape::foreign(options) {
