@@ -364,6 +364,11 @@ impl Raid {
         self.sync.used >= self.sync.total
     }
 
+    /// Whether its images are just compared, or made to agree.
+    pub fn is_at_work(&self) -> bool {
+        self.action != "idle"
+    }
+
     /// Whether it works without these images, and without those that are dead.
     pub fn works_without(&self, lost: &BTreeSet<usize>) -> bool {
         let dead = |(image, health)| health == 'D' || lost.contains(&image);
@@ -466,9 +471,10 @@ mod tests {
     fn raid_says_which_images_live() {
         let raid = target("raid", "raid1 2 AD 40960/40960 idle 0 0 -").raid().unwrap();
         assert_eq!((raid.health.as_str(), raid.action.as_str()), ("AD", "idle"));
-        assert_eq!(raid.to_string(), "images AD, idle");
+        assert_eq!((raid.to_string().as_str(), raid.is_at_work()), ("images AD, idle", false));
         let raid = target("raid", "raid1 2 Aa 40959/40960 recover 0 0 -").raid().unwrap();
         assert_eq!((raid.to_string().as_str(), raid.is_in_sync()), ("images Aa, recover 99 %", false));
+        assert!(raid.is_at_work());
         assert_eq!(target("linear", "").raid(), None);
     }
 

@@ -201,6 +201,19 @@ pub enum Refusal {
         /// The groups.
         groups: Vec<VgName>,
     },
+    /// Linux may hang over the removal of a snapshot of RAID whose images do not agree yet.
+    #[error(
+        "{path} is a snapshot of {origin}, whose images are just made to agree ({state}): Linux may hang if it is removed \
+         before they do; it is tried again"
+    )]
+    Synchronising {
+        /// Which.
+        path: VolumePath,
+        /// Of which volume.
+        origin: VolumePath,
+        /// How the images are.
+        state: String,
+    },
     /// Snapshots would be lost with the volume.
     #[error("{path} has snapshots that would be lost with it: {}", names(snapshots))]
     HasSnapshots {

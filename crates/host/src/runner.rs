@@ -21,7 +21,7 @@ mod spawn;
 use std::io;
 use std::path::PathBuf;
 
-use crate::dm::{Cow, Pool};
+use crate::dm::{Cow, Pool, Raid};
 use crate::lvm::metadata::Version;
 use crate::lvm::{Change, Failure, Inventory};
 use crate::names::{VgName, VolumePath};
@@ -74,6 +74,9 @@ pub trait Runner: Send + Sync + 'static {
 
     /// How a copy-on-write snapshot is; `None` while it is inactive.
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>>;
+
+    /// How the images of a RAID volume are; `None` while it is inactive.
+    fn raid(&self, volume: &VolumePath) -> io::Result<Option<Raid>>;
 
     /// How the device of a volume is. LVM does not tell of it in the group's metadata.
     fn device_state(&self, volume: &VolumePath) -> io::Result<DeviceState>;

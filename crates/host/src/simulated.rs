@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::dm::{Cow, Fill, Pool, PoolState};
+use crate::dm::{Cow, Fill, Pool, PoolState, Raid};
 use crate::facts::Facts;
 use crate::lvm::inventory::{Area, Disk, Kind};
 use crate::lvm::metadata::Version;
@@ -34,6 +34,8 @@ struct State {
     previous: Inventory,
     /// So many texts of metadata were written.
     texts: u32,
+    /// So often it was asked what is there.
+    reports: u32,
     /// The next report tells that.
     is_late: bool,
     /// A disk is not seen by so many of the next looks.
@@ -63,6 +65,8 @@ struct State {
     suspended: Vec<VolumePath>,
     /// Groups of which a disk's cache may hold something.
     unkept: BTreeSet<VgName>,
+    /// The images of all RAID volumes are just made to agree.
+    is_synchronising: bool,
     /// What happens in the middle of the next report.
     meanwhile: Option<Meanwhile>,
     /// What was done, for people.
@@ -116,6 +120,7 @@ pub fn group(disks: &[u64]) -> Group {
         free: extents,
         metadata: (Bytes::mib(1), Bytes::kib(500)),
         disks,
+        measured: true,
         placed: true,
         volumes: BTreeMap::new(),
     }
@@ -128,6 +133,7 @@ impl Simulated {
         let state = State {
             previous: inventory.clone(),
             texts: 0,
+            reports: 0,
             is_late: false,
             is_silent: false,
             hidden_disk: 0,
@@ -144,6 +150,7 @@ impl Simulated {
             published_then: None,
             suspended: Vec::new(),
             unkept: BTreeSet::new(),
+            is_synchronising: false,
             meanwhile: None,
             history: Vec::new(),
         };
@@ -183,6 +190,18 @@ impl Simulated {
         self.state().effects_left = effects;
     }
 
+    /// So much room is left in the metadata of its group, until this is called again.
+    pub fn leave_room(&self, room: Bytes) {
+        for group in self.state().inventory.groups.values_mut().map(Arc::make_mut) {
+            group.metadata.1 = room;
+        }
+    }
+
+    /// So often it was asked what is there.
+    pub fn reports(&self) -> u32 {
+        self.state().reports
+    }
+
     /// Its group is not found by so many of the next looks.
     pub fn hide(&self, looks: u32) {
         self.state().hidden = looks;
@@ -212,6 +231,11 @@ impl Simulated {
     /// From now on its disks do not answer, or do again.
     pub fn silence(&self, is_silent: bool) {
         self.state().is_silent = is_silent;
+    }
+
+    /// From now on the images of all RAID volumes are being made to agree, or do.
+    pub fn synchronise(&self, is_synchronising: bool) {
+        self.state().is_synchronising = is_synchronising;
     }
 
     /// Somebody takes back the last change by vgcfgrestore, which gives its number to what was before.
@@ -402,6 +426,7 @@ impl Runner for Simulated {
             happens();
         }
         let mut state = self.state();
+        state.reports += 1;
         if state.late && group.is_none() {
             let limit = Duration::from_secs(60);
             return Err(Failure::Process(ProcessError::TooSlow { program: "fullreport".to_owned(), limit }));
@@ -479,6 +504,23 @@ impl Runner for Simulated {
         let valid = Cow::Valid(Fill { used: 1, total: 100 });
         let how = |volume: &Volume| if volume.has_overflowed() { Cow::Invalid } else { valid };
         Ok(state.inventory.volume(snapshot).filter(|volume| volume.active).map(how))
+    }
+
+    fn raid(&self, volume: &VolumePath) -> io::Result<Option<Raid>> {
+        let state = self.state();
+        let (used, action) = if state.is_synchronising { (12, "resync") } else { (100, "idle") };
+        let how = |volume: &Volume| match &volume.kind {
+            Kind::Thick(layout) if layout.segment.starts_with("raid") => Some(Raid {
+                level: layout.segment.clone(),
+                health: (0..layout.stripes).map(|_| if state.is_synchronising { 'a' } else { 'A' }).collect(),
+                sync: Fill { used, total: 100 },
+                action: action.to_owned(),
+            }),
+            Kind::Thick(_) | Kind::Pool { .. } | Kind::Thin { .. } | Kind::Cow { .. } | Kind::Other(_) => {
+                None
+            }
+        };
+        Ok(state.inventory.volume(volume).filter(|volume| volume.active).and_then(how))
     }
 
     fn device_state(&self, volume: &VolumePath) -> io::Result<DeviceState> {

@@ -7,12 +7,13 @@ mod doubts;
 mod held_up;
 mod look;
 mod removal;
+mod room;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use thiserror::Error;
 use tokio::sync::watch;
@@ -276,14 +277,6 @@ impl<R: Runner> Volumes<R> {
         self.keep(group)
     }
 
-    fn look_for_places(&self, group: &VgName) -> Result<(), Error> {
-        /// Whoever asks for room asks again: many of them that wait must not keep others from being answered.
-        const PATIENCE: Duration = Duration::from_secs(10);
-        let queue = self.queue(group);
-        let _turn = self.turn(&queue, group, Some(Instant::now() + PATIENCE))?;
-        self.look_at(group, true)
-    }
-
     /// The largest new volume that a class admits; nothing whenever one would be refused.
     pub fn capacity(&self, class: &DeviceClass, options: &[String]) -> Result<Bytes, Refusal> {
         if self.queue(&class.group).stuck().is_some() || lock(&self.foreign).contains(&class.group) {
@@ -298,8 +291,7 @@ impl<R: Runner> Volumes<R> {
         }
         let group = inventory.groups.get(&class.group);
         if group.is_some_and(|group| is_contiguous || !group.is_placed_for(several)) {
-            if let Err(error) = self.look_for_places(&class.group) {
-                tracing::warn!(group = %class.group, %error, "a volume group cannot be looked at");
+            if !self.look_for_room(&class.group) {
                 return Ok(Bytes::ZERO);
             }
             inventory = self.inventory();
@@ -311,8 +303,23 @@ impl<R: Runner> Volumes<R> {
                 return Ok(Bytes::ZERO);
             }
         }
+        let largest = |situation: Situation<'_>| situation.largest(class, options);
+        match self.with_situation(&inventory, largest) {
+            Err(Refusal::MetadataFull(full)) if self.may_have_room(&full) => {
+                self.forget(&full);
+                if !self.look_for_room(&full) {
+                    return Ok(Bytes::ZERO);
+                }
+                self.with_situation(&self.inventory(), largest)
+            }
+            told => told,
+        }
+    }
+
+    fn with_situation<T>(&self, inventory: &Inventory, act: impl FnOnce(Situation<'_>) -> T) -> T {
         let pool = |pool: &VolumePath| self.runner.pool(pool).ok().flatten();
-        Situation { inventory: &inventory, pool: &pool }.largest(class, options)
+        let raid = |volume: &VolumePath| self.runner.raid(volume).ok().flatten();
+        act(Situation { inventory, pool: &pool, raid: &raid })
     }
 
     fn find(&self, path: &VolumePath) -> Result<Volume, Error> {
@@ -362,14 +369,18 @@ impl<R: Runner> Volumes<R> {
                 self.look_at(group, places)?;
             }
             let inventory = self.inventory();
-            let pool = |pool: &VolumePath| self.runner.pool(pool).ok().flatten();
-            let step = match plan(Situation { inventory: &inventory, pool: &pool })? {
-                Next::Done => return Ok(()),
-                Next::Look => {
+            let step = match self.with_situation(&inventory, &plan) {
+                Ok(Next::Done) => return Ok(()),
+                Ok(Next::Look) => {
                     self.forget(&at);
                     continue;
                 }
-                Next::Do(step) => step,
+                Ok(Next::Do(step)) => step,
+                Err(Refusal::MetadataFull(full)) if groups.contains(&full) && self.may_have_room(&full) => {
+                    self.forget(&full);
+                    continue;
+                }
+                Err(refusal) => return Err(refusal.into()),
             };
             if step.group() != at {
                 at = step.group();

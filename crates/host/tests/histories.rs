@@ -98,7 +98,7 @@ fn group(host: &impl Runner, vg: &VgName) -> Result<Group> {
     Ok(Arc::unwrap_or_clone(group))
 }
 
-/// Linux 6.1 may wait for ever when a snapshot of a RAID 6 volume is removed whose images are just made to agree.
+/// While the images of a RAID 6 volume are made to agree, snapshots of it stay: the simulated host does not know how long.
 fn await_synchronised(lab: &Lab) -> Result {
     lab.wait_for("RAID to be synchronised", || {
         let status = Command::new("dmsetup").args(["status", "--target", "raid"]).output().ok()?;

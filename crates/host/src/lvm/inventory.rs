@@ -56,8 +56,10 @@ pub struct Group {
     pub extents: Extents,
     /// How many are free.
     pub free: Extents,
-    /// The size of one copy of the metadata, and what is free in it.
+    /// The size of one copy of the metadata, and what is free in it; after changes of ours, what is free at least.
     pub metadata: (Bytes, Bytes),
+    /// Whether that is what LVM has told, and not what is free at least.
+    pub measured: bool,
     /// Its disks.
     pub disks: Vec<Disk>,
     /// Whether it is known how many extents of each disk are taken, and not only of all together.
@@ -412,6 +414,7 @@ fn group(row: &Row<'_>, tables: &Tables) -> Result<Group, BadReport> {
         free: Extents(row.number("vg_free_count")?),
         metadata: (row.bytes("vg_mda_size")?, row.bytes("vg_mda_free")?),
         disks: rows(tables, "pv").map(|row| disk(&row, tables)).collect::<Result<_, _>>()?,
+        measured: true,
         placed: true,
         volumes,
     })

@@ -61,6 +61,9 @@ pub fn read(path: &Path) -> Result<Beginning, MetadataError> {
 
 type Found = Result<Beginning, &'static str>;
 
+/// lvm2's `RAW_LOCN_IGNORED`, which pvchange sets by `--metadataignore y`.
+const IGNORED: u32 = 1;
+
 fn beginning(read: impl Fn(u64, &mut [u8]) -> io::Result<()>) -> io::Result<Found> {
     const SECTOR: usize = 512;
     let mut sectors = [0; 4 * SECTOR];
@@ -79,6 +82,11 @@ fn beginning(read: impl Fn(u64, &mut [u8]) -> io::Result<()>) -> io::Result<Foun
     let (Some(size), Some(offset), Some(length)) = (size, offset, length) else { return Ok(Err("no text")) };
     if offset < SECTOR as u64 || offset >= size || length == 0 {
         return Ok(Err("no text"));
+    }
+    // LVM writes nothing there any more, and leaves what it wrote last.
+    let flags = u32::from_le_bytes([header[60], header[61], header[62], header[63]]);
+    if flags & IGNORED != 0 {
+        return Ok(Err("no text in force: its metadata area was set aside"));
     }
     let mut text = [0; SECTOR];
     // The area is a ring; its header is not part of it.
@@ -169,6 +177,22 @@ mod tests {
     #[test]
     fn a_disk_without_a_label_says_so() {
         assert_eq!(found(&vec![0; 1 << 20]), Err("no label"));
+    }
+
+    #[test]
+    fn a_metadata_area_that_was_set_aside_has_no_text_though_an_old_one_is_left_in_it() {
+        let with_flags = |flags: u32| {
+            let mut disk = disk(TEXT, 512);
+            disk[4096 + 60..4096 + 64].copy_from_slice(&flags.to_le_bytes());
+            found(&disk)
+        };
+        for flags in [1, 3] {
+            let told = with_flags(flags);
+            assert!(told.is_err_and(|told| told.contains("set aside")), "{flags}");
+        }
+        for flags in [0, 2] {
+            assert_eq!(with_flags(flags).unwrap().version.seqno, 1234, "{flags}");
+        }
     }
 
     proptest! {

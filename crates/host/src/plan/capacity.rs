@@ -2,10 +2,10 @@
 
 use super::Refusal;
 use crate::desired::{ClassKind, DeviceClass};
-use crate::dm::{Pool, PoolState};
+use crate::dm::{Pool, PoolState, Raid};
 use crate::lvm::inventory::{Disk, Kind};
 use crate::lvm::shape::Shape;
-use crate::lvm::{Group, Inventory};
+use crate::lvm::{Change, Group, Inventory};
 use crate::names::{LvName, VolumePath};
 use crate::units::{Bytes, Extents};
 
@@ -18,6 +18,36 @@ const ROOM_FOR_ONE: Bytes = Bytes::kib(4);
 /// and that of the two hidden volumes which RAID has on each disk than this.
 const ROOM_FOR_IMAGE: Bytes = Bytes::kib(1);
 
+/// The room in a group's metadata that a new volume of this shape needs.
+fn room(shape: Shape) -> Bytes {
+    let images = if shape.metadata > Extents::ZERO { shape.disks } else { 0 };
+    ROOM_FOR_ONE + Bytes(ROOM_FOR_IMAGE.0.saturating_mul(images))
+}
+
+/// By how much a change makes the metadata of its group larger, at most.
+pub(crate) fn most_text(group: &Group, change: &Change) -> Bytes {
+    match change {
+        Change::CreateThick { options, .. } => room(Shape::of_options(options)),
+        Change::CreateThin { .. } | Change::SnapshotThin { .. } | Change::SnapshotThick { .. } => {
+            ROOM_FOR_ONE
+        }
+        Change::Extend { path, .. } => match group.volumes.get(&path.volume).map(|volume| &volume.kind) {
+            Some(Kind::Thick(layout)) => room(Shape::of_layout(layout)),
+            _ => ROOM_FOR_ONE,
+        },
+        // Each has quotes, a comma and a blank around it, and the first comes with the list.
+        Change::Tag { add, .. } if !add.is_empty() => {
+            Bytes(add.iter().map(|tag| tag.as_str().len() as u64 + 4).sum()) + Bytes(32)
+        }
+        Change::Tag { .. }
+        | Change::Remove { .. }
+        | Change::Release { .. }
+        | Change::Activate { .. }
+        | Change::Refresh { .. }
+        | Change::Deactivate { .. } => Bytes::ZERO,
+    }
+}
+
 /// Whether all disks of a group are there. A change without one of them would mark it as lost.
 pub(crate) fn complete(group: &Group) -> Result<(), Refusal> {
     without(group, |disk| disk.missing)
@@ -29,13 +59,15 @@ pub(crate) fn without(group: &Group, lost: impl Fn(&Disk) -> bool) -> Result<(),
     if disks.is_empty() { Ok(()) } else { Err(Refusal::DisksMissing { group: group.name.clone(), disks }) }
 }
 
-/// What is there, with the state of pools.
+/// What is there, with the state of pools and of RAID.
 #[derive(Clone, Copy)]
 pub struct Situation<'a> {
     /// Groups and volumes.
     pub inventory: &'a Inventory,
     /// How a pool is; `None` while it is inactive.
     pub pool: &'a dyn Fn(&VolumePath) -> Option<Pool>,
+    /// How the images of a RAID volume are; `None` while it is inactive.
+    pub raid: &'a dyn Fn(&VolumePath) -> Option<Raid>,
 }
 
 impl<'a> Situation<'a> {
@@ -48,9 +80,7 @@ impl<'a> Situation<'a> {
     /// The size of the largest new volume that the class admits with these options, or why it admits none.
     pub fn largest(&self, class: &DeviceClass, options: &[String]) -> Result<Bytes, Refusal> {
         let shape = if class.pool().is_none() { Shape::of_options(options) } else { Shape::LINEAR };
-        let images = if shape.metadata > Extents::ZERO { shape.disks } else { 0 };
-        let group =
-            self.usable_group(class, ROOM_FOR_ONE + Bytes(ROOM_FOR_IMAGE.0.saturating_mul(images)))?;
+        let group = self.usable_group(class, room(shape))?;
         match &class.kind {
             ClassKind::Thick => {
                 if let Some(option) = Shape::foreign(options) {
@@ -155,7 +185,7 @@ mod tests {
             let group = Group { metadata: (Bytes::mib(1), Bytes::kib(free)), ..group(&[100; 5]) };
             let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
             let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-            let situation = Situation { inventory: &inventory, pool: &|_| None };
+            let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
             match situation.largest(&device_class(Class::Linear), &options) {
                 Ok(_) => true,
                 Err(refusal) => {
@@ -172,7 +202,7 @@ mod tests {
     #[test]
     fn what_makes_something_else_than_a_volume_is_refused_before_anything_is_made() {
         let inventory = Inventory { groups: [(group(&[100]).name, Arc::new(group(&[100])))].into() };
-        let situation = Situation { inventory: &inventory, pool: &|_| None };
+        let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
         let refused = situation.largest(&device_class(Class::Linear), &["--type=mirror".to_owned()]);
         assert_eq!(refused, Err(Refusal::ForeignType("--type mirror".to_owned())));
         assert!(situation.largest(&device_class(Class::Linear), &["--type=linear".to_owned()]).is_ok());
@@ -185,7 +215,7 @@ mod tests {
         {
             let group = Group { attributes: attributes.to_owned(), ..group(&[100, 100]) };
             let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-            let situation = Situation { inventory: &inventory, pool: &|_| None };
+            let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
             let class = device_class(Class::Linear);
             let all = [
                 situation.largest(&class, &[]).map(drop),

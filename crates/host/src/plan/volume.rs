@@ -4,6 +4,7 @@ mod growth;
 mod removal;
 mod snapshot;
 mod source;
+mod synchronising;
 
 pub use growth::grow;
 pub use removal::{remove, remove_with};
@@ -11,6 +12,7 @@ pub use snapshot::{extend_store, is_half_made, may_overflow, snapshot};
 pub(crate) use source::has_former_bytes;
 use source::{Source, does_not_zero, leftover, zeroes};
 pub use source::{has_leftover, is_for_block};
+use synchronising::unless_synchronising;
 
 use super::capacity::Situation;
 use super::{Next, Refusal, Step};
@@ -58,6 +60,10 @@ impl Wish<'_> {
 
 /// The next step to the wished volume.
 pub fn create(situation: Situation<'_>, wish: &Wish<'_>) -> Result<Next, Refusal> {
+    unless_synchronising(situation, next_to(situation, wish)?)
+}
+
+fn next_to(situation: Situation<'_>, wish: &Wish<'_>) -> Result<Next, Refusal> {
     let group = situation.group(wish.class)?;
     let present = group.volumes.get(&wish.name);
     // Of what is copied the source is nobody's concern any more: it may have grown, or be gone.
@@ -329,7 +335,7 @@ mod tests {
             model::apply(&mut group, change).unwrap();
         }
         let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-        let situation = Situation { inventory: &inventory, pool: &|_| Some(GOOD) };
+        let situation = Situation { inventory: &inventory, pool: &|_| Some(GOOD), raid: &|_| None };
         let class = device_class(class);
         let wish = Wish {
             name: LvName::parse("copy").unwrap(),
@@ -365,7 +371,7 @@ mod tests {
                 facts: named("v"),
                 source: None,
             };
-            let next = create(Situation { inventory: &inventory, pool: &|_| None }, &wish);
+            let next = create(Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None }, &wish);
             if made == wished {
                 assert_eq!(next, Ok(Next::Done), "{made:?}");
             } else {
@@ -469,7 +475,7 @@ mod tests {
             let mut group = with_pool(attributes);
             model::apply(&mut group, &thin("v", facts)).unwrap();
             let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-            let situation = Situation { inventory: &inventory, pool: &|_| Some(GOOD) };
+            let situation = Situation { inventory: &inventory, pool: &|_| Some(GOOD), raid: &|_| None };
             grow(situation, &device_class(Class::Thin), &path("v"), Bytes::mib(32), false)
         };
         assert!(matches!(grown(does_not, &block("v")), Err(Refusal::PoolUnusable { .. })));
@@ -497,7 +503,7 @@ mod tests {
                 facts: named("copy"),
                 source: Some(path("source")),
             };
-            let next = create(Situation { inventory: &inventory, pool: &|_| None }, &wish);
+            let next = create(Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None }, &wish);
             assert_eq!(next.is_ok(), fits, "{next:?}");
             assert!(fits || matches!(next, Err(Refusal::BadSource { .. })));
         }
@@ -559,7 +565,7 @@ mod tests {
                 facts: block("copy"),
                 source: Some(path("source")),
             };
-            match create(Situation { inventory: &inventory, pool: &|_| Some(GOOD) }, &wish) {
+            match create(Situation { inventory: &inventory, pool: &|_| Some(GOOD), raid: &|_| None }, &wish) {
                 Ok(Next::Do(step)) => *step,
                 other => panic!("{other:?}"),
             }

@@ -19,7 +19,7 @@ use super::process::{ControlGroup, Finished, Namespaces, ProcessError, Processes
 use super::reading::Reading;
 use super::{DeviceState, Intent, Progress, Runner, archive, crash, device, shield};
 use crate::causes;
-use crate::dm::{self, Control, Cow, Pool};
+use crate::dm::{self, Control, Cow, Pool, Raid};
 use crate::lvm::answer::Answer;
 use crate::lvm::inventory::{COLUMNS, DeviceNumber, Disk};
 use crate::lvm::metadata::{MetadataError, Version};
@@ -348,17 +348,16 @@ impl Runner for Linux {
 
     fn pool(&self, pool: &VolumePath) -> io::Result<Option<Pool>> {
         // The pool itself is a layer beneath the volume of its name.
-        let device = self.device(&format!("{}-tpool", pool.mapper_name()))?;
-        let device = match device {
-            Some(device) => Some(device),
-            None => self.device(&pool.mapper_name())?,
-        };
-        Ok(device.and_then(|device| device.targets.iter().find_map(dm::Target::pool)))
+        self.told_by(pool, "-tpool", dm::Target::pool)
+    }
+
+    fn raid(&self, volume: &VolumePath) -> io::Result<Option<Raid>> {
+        // With snapshots, a volume itself is a layer beneath what its users see.
+        self.told_by(volume, "-real", dm::Target::raid)
     }
 
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>> {
-        let device = self.device(&snapshot.mapper_name())?;
-        Ok(device.and_then(|device| device.targets.iter().find_map(dm::Target::cow)))
+        self.told_by(snapshot, "", dm::Target::cow)
     }
 
     fn device_state(&self, volume: &VolumePath) -> io::Result<DeviceState> {

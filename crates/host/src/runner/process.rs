@@ -14,7 +14,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use thiserror::Error;
 
 use super::following::{Following, is_unanswered};
-use super::spawn::{Born, NotBorn, Prepared};
+use super::spawn::{Born, NotBorn, Prepared, on_broken_pipe};
 
 /// Where the host's programs lie; NixOS has its own place.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/current-system/sw/bin";
@@ -287,7 +287,8 @@ impl Processes {
     fn start_there(&self, program: &Program) -> Result<Born, NotBorn> {
         let mut environment = vec![("PATH", OsStr::new(PATH)), ("LC_ALL", OsStr::new("C"))];
         environment.extend(program.env.iter().map(|(key, value)| (*key, value.as_os_str())));
-        let prepared = Prepared::new(&program.argv, &environment, PATH).map_err(NotBorn::Exec)?;
+        let prepared =
+            Prepared::new(&program.argv, &environment, PATH, program.intent).map_err(NotBorn::Exec)?;
         let group = self.group.as_ref().map(|group| group.directory.as_fd());
         prepared.start(group, &self.namespaces, self.held.as_ref().map(AsFd::as_fd))
     }
@@ -313,10 +314,12 @@ impl Processes {
             .process_group(0);
         let namespaces = self.namespaces.try_clone()?;
         let held = self.held.as_ref().map(OwnedFd::try_clone).transpose()?;
+        let broken_pipe = on_broken_pipe(program.intent);
         // SAFETY: between fork and exec the child only makes system calls on descriptors opened before the fork
-        // (write, fcntl, setns); nothing allocates, locks or touches memory shared with the parent's threads.
+        // (write, fcntl, setns, sigaction); nothing allocates, locks or touches memory shared with the parent's threads.
         unsafe {
             command.pre_exec(move || {
+                libc::signal(libc::SIGPIPE, broken_pipe);
                 if let Some(mut group) = group.as_ref() {
                     group.write_all(b"0")?;
                 }
@@ -428,17 +431,39 @@ mod tests {
     }
 
     #[test]
-    fn a_child_has_a_group_of_its_own_and_no_input_and_dies_of_a_broken_pipe() {
+    fn a_child_has_a_group_of_its_own_and_no_input_and_dies_of_a_broken_pipe_only_if_it_changes_nothing() {
         const BROKEN_PIPE: u64 = 1 << 12;
-        let program = sh("cat; pwd; ps -o pgid= -p $$; echo $$; grep -E 'Sig(Ign|Blk)' /proc/self/status");
-        for born in
-            [processes().start_there(&program).unwrap(), processes().start_and_move(&program).unwrap()]
-        {
-            let text = Following::new(born).unwrap().to_the_end().unwrap().text();
-            let words: Vec<&str> = text.split_whitespace().collect();
-            let signals = |position: usize| u64::from_str_radix(words[position], 16).unwrap();
-            assert_eq!((words[0], words[1]), ("/", words[2]), "{text}");
-            assert_eq!((signals(4), signals(6) & BROKEN_PIPE), (0, 0), "{text}");
+        let script = "cat; pwd; ps -o pgid= -p $$; echo $$; grep -E 'Sig(Ign|Blk)' /proc/self/status";
+        let changes = Program::changes(["sh", "-c", script], SOON);
+        for (program, ignored) in [(sh(script), 0), (changes, BROKEN_PIPE)] {
+            for born in
+                [processes().start_there(&program).unwrap(), processes().start_and_move(&program).unwrap()]
+            {
+                let text = Following::new(born).unwrap().to_the_end().unwrap().text();
+                let words: Vec<&str> = text.split_whitespace().collect();
+                let signals = |position: usize| u64::from_str_radix(words[position], 16).unwrap();
+                assert_eq!((words[0], words[1]), ("/", words[2]), "{text}");
+                assert_eq!((signals(4), signals(6) & BROKEN_PIPE), (0, ignored), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_changes_something_goes_on_though_nobody_hears_it_any_more() {
+        let script = "read _ < \"$0\"; echo said; echo complained >&2; echo changed > \"$0.done\"";
+        let way = std::env::temp_dir().join(format!("lvms-unheard-{}", std::process::id()));
+        let done = way.with_added_extension("done");
+        std::fs::remove_file(&done).ok();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &way, rustix::fs::Mode::RWXU).unwrap();
+        let argv = [OsStr::new("sh"), OsStr::new("-c"), OsStr::new(script), way.as_os_str()];
+        let Born { pid, stdout, stderr, .. } =
+            processes().start_there(&Program::changes(argv, SOON)).unwrap();
+        drop((stdout, stderr));
+        std::fs::write(&way, "now\n").unwrap();
+        rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap();
+        assert_eq!(std::fs::read_to_string(&done).unwrap(), "changed\n");
+        for file in [way, done] {
+            std::fs::remove_file(file).unwrap();
         }
     }
 

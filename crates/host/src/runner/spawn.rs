@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
-use super::process::Namespaces;
+use super::process::{Intent, Namespaces};
 
 /// libc's constant of this name has too few bits.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -26,6 +26,7 @@ pub(super) struct Prepared {
     candidates: Vec<CString>,
     arguments: Vec<CString>,
     environment: Vec<CString>,
+    broken_pipe: libc::sighandler_t,
 }
 
 /// A child that runs its program.
@@ -45,13 +46,26 @@ pub(super) enum NotBorn {
     Exec(io::Error),
 }
 
+/// Who reads what a program says may die before it: one that changes something goes on, unheard.
+pub(super) fn on_broken_pipe(intent: Intent) -> libc::sighandler_t {
+    match intent {
+        Intent::Looks => libc::SIG_DFL,
+        Intent::Changes => libc::SIG_IGN,
+    }
+}
+
 fn text(word: &OsStr) -> io::Result<CString> {
     Ok(CString::new(word.as_bytes())?)
 }
 
 impl Prepared {
     /// `path` is where a program without a slash in its name is looked for.
-    pub(super) fn new(argv: &[OsString], environment: &[(&str, &OsStr)], path: &str) -> io::Result<Prepared> {
+    pub(super) fn new(
+        argv: &[OsString],
+        environment: &[(&str, &OsStr)],
+        path: &str,
+        intent: Intent,
+    ) -> io::Result<Prepared> {
         let name = argv.first().ok_or_else(|| io::Error::other("no program was named"))?;
         let candidates = if name.as_bytes().contains(&b'/') {
             vec![text(name)?]
@@ -64,6 +78,7 @@ impl Prepared {
             candidates,
             arguments: argv.iter().map(|word| text(word)).collect::<io::Result<_>>()?,
             environment: environment.iter().map(variable).collect::<io::Result<_>>()?,
+            broken_pipe: on_broken_pipe(intent),
         })
     }
 
@@ -163,7 +178,7 @@ impl Prepared {
             let mut none: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&raw mut none);
             libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
-            libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+            libc::signal(libc::SIGPIPE, self.broken_pipe);
             if let Err(error) = prepare() {
                 return error;
             }

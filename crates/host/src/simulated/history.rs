@@ -279,6 +279,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::plan::Refusal;
     use crate::simulated::{Content, Simulated, group};
 
     fn host() -> Arc<Simulated> {
@@ -446,6 +447,37 @@ mod tests {
             }
         }
         assert!(lost > 100, "only {lost} snapshots were lost");
+    }
+
+    #[test]
+    fn a_copy_of_raid_is_finished_by_the_same_call_when_its_images_agree() {
+        for (class, waits) in [
+            (Class::Parity, true),
+            (Class::DoubleParity, true),
+            (Class::Mirrored, false),
+            (Class::MirroredStripes, false),
+            (Class::Linear, false),
+        ] {
+            let host = host_with(&[60; 5]);
+            let volumes = open(&host);
+            perform(&Act::Create { volume: 0, class, extents: 6, block: false }, &volumes).unwrap();
+            host.write(&path(0), "user");
+            host.synchronise(true);
+            let copy = Act::Clone { volume: 1, class: Class::Linear, source: 0, more: 0 };
+            for _ in 0..2 {
+                let copied = perform(&copy, &volumes);
+                let refused = matches!(copied, Err(Error::Refused(Refusal::Synchronising { .. })));
+                assert_eq!((refused, copied.is_ok()), (waits, !waits), "{class:?}: {copied:?}");
+                let removed = host.history().iter().any(|act| act.starts_with("lvremove"));
+                assert_eq!(removed, !waits, "{class:?}");
+                assert_eq!(host.content(&path(1)), Content::Of("user".to_owned()));
+            }
+            host.synchronise(false);
+            perform(&copy, &volumes).unwrap();
+            let copies = host.history().iter().filter(|act| act.starts_with("copy")).count();
+            assert_eq!(copies, 1, "{class:?}");
+            assert!(!summary(&volumes.inventory()).join(" ").contains("lvms-"));
+        }
     }
 
     #[test]

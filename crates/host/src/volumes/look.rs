@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Error, Volumes, lock};
+use super::{Error, Volumes, lock, room};
 use crate::lvm::inventory::Disk;
 use crate::lvm::{Change, Failure, Group, Inventory, model};
 use crate::names::VgName;
@@ -18,6 +18,9 @@ impl<R: Runner> Volumes<R> {
         let mut group = Group::clone(&before);
         let expected = before.seqno + model::increments(&before, change);
         let modelled = model::apply(&mut group, change).is_ok();
+        if change.is_written() {
+            room::take(&mut group, &before, change);
+        }
         let is_certain = modelled && on_disk.is_some_and(|on_disk| on_disk.seqno == expected);
         group.seqno = on_disk.map_or(expected, |on_disk| on_disk.seqno);
         group.checksum = on_disk.map(|on_disk| on_disk.checksum);

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use lvms_host::dm::{Cow, Pool};
+use lvms_host::dm::{Cow, Pool, Raid};
 use lvms_host::lvm::metadata::Version;
 use lvms_host::lvm::{Change, Failure, Group, Inventory};
 use lvms_host::names::{VgName, VolumePath};
@@ -76,6 +76,10 @@ impl Runner for Failing {
 
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>> {
         self.host.cow(snapshot)
+    }
+
+    fn raid(&self, volume: &VolumePath) -> io::Result<Option<Raid>> {
+        self.host.raid(volume)
     }
 
     fn device_state(&self, volume: &VolumePath) -> io::Result<DeviceState> {

@@ -26,7 +26,7 @@ pub(super) fn check_suspended(linux: &Linux, desired: Option<&Desired>, findings
 /// Groups and pools of classes, their free space, and the room in the groups' metadata areas.
 pub(super) fn check(linux: &Linux, desired: &Desired, inventory: &Inventory, findings: &mut Findings) {
     let pool = |path: &VolumePath| linux.pool(path).ok().flatten();
-    let situation = Situation { inventory, pool: &pool };
+    let situation = Situation { inventory, pool: &pool, raid: &|_| None };
     let mut check_room = |class: &DeviceClass, what: &str, options: Vec<String>| match situation
         .largest(class, &options_for(class, options))
     {

@@ -1,6 +1,7 @@
 //! An operation that is tried again and again, with a driver that dies at another point each time.
 
 use std::fs;
+use std::process::Command;
 
 use lab_csi::Client;
 use lab_test::{Lab, Result, run};
@@ -28,6 +29,14 @@ pub(crate) fn state() -> Result<String> {
     let mounts = fs::read_to_string("/proc/mounts")?;
     let mounts = mounts.lines().filter(|line| line.contains("/run/test/")).map(str::to_owned);
     Ok(known.chain(devices).chain(mounts).collect::<Vec<_>>().join("\n"))
+}
+
+/// While the images of RAID are made to agree, snapshots of it stay.
+fn await_synchronised(lab: &Lab) -> Result {
+    lab.wait_for("RAID to be synchronised", || {
+        let status = Command::new("dmsetup").args(["status", "--target", "raid"]).output().ok()?;
+        String::from_utf8_lossy(&status.stdout).lines().all(|line| line.contains(" idle ")).then_some(())
+    })
 }
 
 pub(crate) type Act<'a> = Box<dyn Fn(&Client) -> Result + 'a>;
@@ -81,14 +90,18 @@ impl<'a> Operation<'a> {
         driver.arm(0)?;
         (self.prepare)(driver.client()?)?;
         let before = state()?;
+        await_synchronised(lab)?;
         (self.act)(driver.client()?).map_err(|error| format!("{what}, undisturbed: {error}"))?;
         (self.verify)(driver.client()?)?;
         let after = state()?;
         let mut point = 0;
         loop {
+            await_synchronised(lab)?;
             (self.undo)(driver.client()?).map_err(|error| format!("undoing {what}, {point}: {error}"))?;
             point += 1;
+            await_synchronised(lab)?;
             let died = self.dies_at(point, lab, driver)?;
+            await_synchronised(lab)?;
             let second = (self.act)(driver.client()?);
             second.map_err(|error| format!("{what}, after a crash at point {point}: {error}"))?;
             (self.verify)(driver.client()?)
@@ -98,8 +111,10 @@ impl<'a> Operation<'a> {
                 break;
             }
         }
+        await_synchronised(lab)?;
         (self.undo)(driver.client()?)?;
         assert_eq!(state()?, before, "{what}, undone");
+        await_synchronised(lab)?;
         (self.finish)(driver.client()?)?;
         println!("# {what}: {} points", point - 1);
         Ok(point - 1)

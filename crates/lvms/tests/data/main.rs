@@ -79,7 +79,7 @@ fn go(lab: &Lab, driver: &Driver, step: Step, which: Which) -> Result {
     })
 }
 
-/// Linux 6.1 may wait for ever when a snapshot of a RAID 5 or 6 volume is removed whose images are just made to agree.
+/// While the images of a RAID 5 or 6 volume are made to agree, snapshots of it stay, and a call that removes one is refused.
 /// So it happens at no step but the first, and at the cut after it.
 fn await_synchronised(lab: &Lab, layout: &Layout) -> Result {
     if lab.boots() == 0 || !layout.class.starts_with("raid") {

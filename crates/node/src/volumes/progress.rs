@@ -113,6 +113,7 @@ mod tests {
             free: Extents(7),
             metadata: (Bytes::mib(1), Bytes::mib(1)),
             disks: Vec::new(),
+            measured: true,
             placed: true,
             volumes: [(room.name.clone(), room)].into(),
         };

@@ -180,7 +180,7 @@ mod tests {
         let mut group: Group = group(&[100; 6]);
         group.volumes = volumes.into_iter().map(|volume| (volume.name.clone(), volume)).collect();
         let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-        let situation = Situation { inventory: &inventory, pool: &|_| None };
+        let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
         let class = crate::simulated::history::device_class(crate::simulated::history::Class::Linear);
         grow(situation, &class, &path("v"), Bytes::mib(48), in_use)
     }

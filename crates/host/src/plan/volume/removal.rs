@@ -1,6 +1,6 @@
 //! Volumes that go.
 
-use super::{changeable, done_by};
+use super::{changeable, done_by, unless_synchronising};
 use crate::facts::Facts;
 use crate::lvm::Change;
 use crate::names::{LvName, VolumePath};
@@ -12,6 +12,10 @@ const MOST: usize = 8;
 
 /// The next step until a volume is gone. What depends on it is never taken along.
 pub fn remove(situation: Situation<'_>, path: &VolumePath) -> Result<Next, Refusal> {
+    unless_synchronising(situation, next_to_removal(situation, path)?)
+}
+
+fn next_to_removal(situation: Situation<'_>, path: &VolumePath) -> Result<Next, Refusal> {
     let group =
         situation.inventory.groups.get(&path.group).ok_or_else(|| Refusal::NoGroup(path.group.clone()))?;
     let Some(volume) = group.volumes.get(&path.volume) else {
@@ -95,7 +99,7 @@ mod tests {
 
     fn next(group: Group, volume: &str, others: &[VolumePath]) -> Result<Next, Refusal> {
         let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-        let situation = Situation { inventory: &inventory, pool: &|_| None };
+        let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
         remove_with(situation, &path(volume), others)
     }
 

@@ -175,7 +175,7 @@ mod tests {
             let change = Change::CreateThick { path, extents: Extents(extents), options, tags, on };
             model::apply(&mut group, &change).unwrap();
             let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-            let situation = Situation { inventory: &inventory, pool: &|_| None };
+            let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
             let (class, name) = (device_class(Class::Linear), LvName::parse("s").unwrap());
             let next = snapshot(situation, &class, &source, &name, &Facts::default());
             let Ok(Next::Do(step)) = next else { panic!("{next:?}") };
@@ -199,7 +199,7 @@ mod tests {
             let now = Extents(store).bytes(group.extent);
             let by = Extents(by).bytes(group.extent);
             let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-            let situation = Situation { inventory: &inventory, pool: &|_| None };
+            let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
             let next = extend_store(situation, &path, now + Bytes(1), by).unwrap();
             let to = if let Next::Do(step) = next {
                 let Step::Change(Change::Extend { extents, .. }) = *step else { panic!("{step:?}") };
@@ -224,7 +224,7 @@ mod tests {
             let source = group.path(&volume.name);
             group.volumes.insert(volume.name.clone(), volume);
             let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-            let situation = Situation { inventory: &inventory, pool: &|_| None };
+            let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
             let (class, name) = (device_class(Class::Linear), LvName::parse("s").unwrap());
             let next = snapshot(situation, &class, &source, &name, &Facts::default());
             assert_eq!(matches!(next, Err(Refusal::Newer { format: 2, .. })), is_newer, "{next:?}");

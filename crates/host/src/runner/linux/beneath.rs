@@ -6,6 +6,7 @@ use std::io;
 use super::Linux;
 use crate::dm::{Control, Target};
 use crate::lvm::inventory::DeviceNumber;
+use crate::names::VolumePath;
 
 impl Linux {
     /// Whether a device leads to a disk that is gone, and cannot do without it.
@@ -16,6 +17,21 @@ impl Linux {
     /// Whether an image of a RAID device leads to a disk that is gone.
     pub(crate) fn has_lost_images(&self, name: &str) -> io::Result<bool> {
         Ok(!lost(&self.control()?, name)?.is_empty())
+    }
+
+    /// What the device of a volume says, or that of this layer beneath it if there is one.
+    pub(super) fn told_by<T>(
+        &self,
+        volume: &VolumePath,
+        layer: &str,
+        tells: impl Fn(&Target) -> Option<T>,
+    ) -> io::Result<Option<T>> {
+        let name = volume.mapper_name();
+        let device = match self.device(&format!("{name}{layer}"))? {
+            Some(device) => Some(device),
+            None => self.device(&name)?,
+        };
+        Ok(device.and_then(|device| device.targets.iter().find_map(tells)))
     }
 }
 
