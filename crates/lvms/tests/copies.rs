@@ -2,8 +2,8 @@
 
 mod driver;
 
-use driver::{Driver, MIB};
-use lab_csi::{Access, Client, Source};
+use driver::{Driver, MIB, refused};
+use lab_csi::{Access, Client, Code, Source};
 use lab_test::{GIB, Lab, Needs, Result, run};
 
 const CLASSES: &str = "
@@ -57,6 +57,34 @@ fn a_copy_is_finished_by_the_same_call_though_its_source_has_gone(lab: &Lab) -> 
     Ok(())
 }
 
+fn what_a_copy_is_made_from_stays_until_that_is_finished_or_given_up(lab: &Lab) -> Result {
+    let driver = start(lab)?;
+    let client = &driver.client;
+    for class in ["thick", "thin"] {
+        let origin = client.create("origin", class, 8 * MIB, Access::Block, None)?.volume_id;
+        let moment = client.snapshot("moment", &origin)?.snapshot_id;
+        let source = Source::Snapshot(moment.clone());
+        for is_finished in [true, false] {
+            let restored = copy(client, &source)?;
+            // As whoever was killed before the copy's last byte leaves it.
+            let tag = format!("lvms.io/copying={}", lvms_host::names::escape(&format!("vg/{moment}")));
+            run("lvchange", ["-qq", "--addtag", &tag, &format!("vg/{restored}")])?;
+            refused(client.delete_snapshot(&moment), Code::FailedPrecondition, &["copied", &restored]);
+            if is_finished {
+                assert_eq!(copy(client, &source)?, restored);
+                client.delete_snapshot(&moment)?;
+                assert_eq!(client.snapshot("moment", &origin)?.snapshot_id, moment);
+            }
+            client.delete(&restored)?;
+        }
+        client.delete_snapshot(&moment)?;
+        client.delete(&origin)?;
+        assert_eq!(volumes()?, ["pool"]);
+    }
+    Ok(())
+}
+
 lab_test::main! {
+    what_a_copy_is_made_from_stays_until_that_is_finished_or_given_up: Needs::disks(1, GIB / 2).guest(),
     a_copy_is_finished_by_the_same_call_though_its_source_has_gone: Needs::disks(1, GIB / 2).guest(),
 }
