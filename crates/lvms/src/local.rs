@@ -137,7 +137,7 @@ impl Volumes for LocalVolumes {
             size: Bytes(request.size.required),
             limit: request.size.limit.map(Bytes),
             block,
-            filesystem: !block,
+            filesystem: request.access.iter().any(|access| access.how != How::Block),
             source,
             name: request.name,
         };

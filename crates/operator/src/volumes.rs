@@ -196,6 +196,16 @@ impl ClusterVolumes {
     }
 }
 
+/// The only mode in which a volume is wished; none if it may be used in both, as a node takes it that is told none.
+fn mode(access: &[Access]) -> Option<&'static str> {
+    let blocks = access.iter().filter(|access| access.how == How::Block).count();
+    match blocks {
+        0 => Some("Filesystem"),
+        all if all == access.len() => Some("Block"),
+        _ => None,
+    }
+}
+
 fn size(volume: &LogicalVolume) -> u64 {
     let size = volume.status.as_ref().and_then(|status| status.current_size.as_ref()?.bytes().ok());
     size.unwrap_or_default()
@@ -244,10 +254,10 @@ impl Volumes for ClusterVolumes {
             }
         }
         let mut wished = LogicalVolume::new(self.context.personality, spec);
-        let block = request.access.iter().any(|access| access.how == How::Block);
-        let mode = if block { "Block" } else { "Filesystem" };
-        let annotations = wished.metadata.annotations.get_or_insert_default();
-        annotations.insert(VOLUME_MODE.to_owned(), mode.to_owned());
+        if let Some(mode) = mode(&request.access) {
+            let annotations = wished.metadata.annotations.get_or_insert_default();
+            annotations.insert(VOLUME_MODE.to_owned(), mode.to_owned());
+        }
         let made = self.make(wished, deadline).await?;
         Ok(Volume { source: request.source, ..self.volume(&made) })
     }
@@ -357,6 +367,16 @@ mod tests {
 
     use super::*;
     use crate::scripted;
+
+    #[test]
+    fn a_volume_for_both_ways_of_access_is_told_to_be_for_none() {
+        let block = Access { how: How::Block, mode: Mode::Writer };
+        let mount = Access { how: How::Filesystem { kind: String::new(), flags: Vec::new() }, ..block };
+        assert_eq!(mode(&[block.clone(), block.clone()]), Some("Block"));
+        assert_eq!(mode(std::slice::from_ref(&mount)), Some("Filesystem"));
+        assert_eq!(mode(&[block.clone(), mount.clone()]), None);
+        assert_eq!(mode(&[mount, block]), None);
+    }
 
     #[tokio::test]
     async fn a_volume_is_confirmed_for_what_it_was_made_for() {

@@ -6,6 +6,7 @@ mod making;
 mod using;
 
 use std::collections::HashMap;
+use std::fs;
 use std::path::Path;
 
 use driver::{Driver, MIB};
@@ -189,7 +190,44 @@ fn names_of_every_kind_come_back_as_they_were(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_volume_that_is_wished_in_both_ways_is_used_in_both(lab: &Lab) -> Result {
+    let driver = start(lab)?;
+    let client = &driver.client;
+    let both = || vec![Access::Block.capability(), EXT4.capability()];
+    for class in ["thick", "thin"] {
+        let request = proto::CreateVolumeRequest {
+            name: class.to_owned(),
+            capacity_range: sized(64 * MIB, 0),
+            volume_capabilities: both(),
+            parameters: HashMap::from([(CLASS.to_owned(), class.to_owned())]),
+            ..Default::default()
+        };
+        let made = client.controller(async |mut controller| controller.create_volume(request).await)?;
+        let id = made.volume.ok_or("no volume was answered")?.volume_id;
+        let request = proto::ValidateVolumeCapabilitiesRequest {
+            volume_id: id.clone(),
+            volume_capabilities: both(),
+            ..Default::default()
+        };
+        let validate =
+            client.controller(async |mut controller| controller.validate_volume_capabilities(request).await);
+        assert!(validate?.confirmed.is_some());
+        let target = lab.state().join(class);
+        client.publish(&id, &target, EXT4)?;
+        fs::write(target.join("file"), "bytes")?;
+        client.unpublish(&id, &target)?;
+        client.publish(&id, &target, Access::Block)?;
+        client.unpublish(&id, &target)?;
+        client.publish(&id, &target, EXT4)?;
+        assert_eq!(fs::read_to_string(target.join("file"))?, "bytes");
+        client.unpublish(&id, &target)?;
+        client.delete(&id)?;
+    }
+    Ok(())
+}
+
 lab_test::main! {
+    a_volume_that_is_wished_in_both_ways_is_used_in_both: Needs::disks(1, GIB).guest(),
     wrong_requests_get_the_right_code_name_the_field_and_change_nothing: Needs::disks(1, GIB).guest(),
     names_of_every_kind_come_back_as_they_were: Needs::disks(1, GIB).guest(),
 }
