@@ -12,7 +12,7 @@ use std::path::Path;
 use driver::{Driver, MIB};
 use lab_csi::proto::volume_capability::AccessType;
 use lab_csi::proto::volume_capability::access_mode::Mode;
-use lab_csi::{Access, Code, Source, Status, proto};
+use lab_csi::{Access, Client, Code, Source, Status, proto};
 use lab_test::{GIB, Lab, Needs, Result, run};
 use making::{wrong_creations, wrong_for_now, wrong_growth};
 use using::{wrong_publications, wrong_questions, wrong_questions_for_capacity};
@@ -107,6 +107,22 @@ const HERE: &str = "topology.topolvm.io/node";
 const CLASS: &str = "topolvm.io/device-class";
 const OPTIONS: &str = "topolvm.io/lvcreate-option-class";
 
+fn grow_on_node(
+    client: &Client,
+    id: &str,
+    target: &Path,
+    access: Option<Access>,
+) -> std::result::Result<proto::NodeExpandVolumeResponse, Status> {
+    let request = proto::NodeExpandVolumeRequest {
+        volume_id: id.to_owned(),
+        volume_path: target.to_string_lossy().into_owned(),
+        capacity_range: sized(1 << 30, 0),
+        volume_capability: access.map(Access::capability),
+        ..Default::default()
+    };
+    client.node(async |mut node| node.node_expand_volume(request).await)
+}
+
 /// Ids that were never ours.
 const STRANGE: [&str; 9] = [
     "../../etc",
@@ -143,6 +159,9 @@ fn wrong_requests_get_the_right_code_name_the_field_and_change_nothing(lab: &Lab
         expect(strange, client.grow(strange, 1 << 30, Access::Block, None), not_found("volume_id"));
         expect(strange, client.publish(strange, target, Access::Block), not_found("volume_id"));
         expect(strange, client.stats(strange, target), not_found("volume_id"));
+        for access in [None, Some(EXT4), Some(Access::Block)] {
+            expect(strange, grow_on_node(client, strange, target, access), not_found("volume_id"));
+        }
         client.unpublish(strange, target)?;
     }
     client.delete("somebodys")?;
