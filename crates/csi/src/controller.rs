@@ -204,8 +204,12 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
             );
         }
         self.volumes.get(id).await?;
-        let answer = match self.granted(&request.volume_capabilities) {
-            Ok(_) => proto::ValidateVolumeCapabilitiesResponse {
+        let objection = match self.granted(&request.volume_capabilities) {
+            Ok(access) => self.volumes.objection(id, &access).await?,
+            Err(error) => Some(error.message),
+        };
+        let answer = match objection {
+            None => proto::ValidateVolumeCapabilitiesResponse {
                 confirmed: Some(Confirmed {
                     volume_context: request.volume_context,
                     volume_capabilities: request.volume_capabilities,
@@ -214,9 +218,7 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
                 }),
                 message: String::new(),
             },
-            Err(error) => {
-                proto::ValidateVolumeCapabilitiesResponse { confirmed: None, message: error.message }
-            }
+            Some(message) => proto::ValidateVolumeCapabilitiesResponse { confirmed: None, message },
         };
         Ok(Response::new(answer))
     }

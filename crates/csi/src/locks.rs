@@ -67,7 +67,7 @@ pub fn deadline(metadata: &MetadataMap) -> Instant {
 /// At most eight digits and a unit.
 fn parse_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.is_empty() || digits.len() > 8 {
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
         return None;
     }
     let number: u64 = digits.parse().ok()?;
@@ -84,6 +84,8 @@ fn parse_timeout(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn runtime() -> tokio::runtime::Runtime {
@@ -128,8 +130,27 @@ mod tests {
     fn timeouts_are_read_as_grpc_writes_them() {
         assert_eq!(parse_timeout("10S"), Some(Duration::from_secs(10)));
         assert_eq!(parse_timeout("99999999n"), Some(Duration::from_nanos(99_999_999)));
-        for text in ["", "S", "1", "1x", "-1S", "123456789S", "é"] {
+        for text in ["", "S", "1", "1x", "-1S", "123456789S", "é", "+1S"] {
             assert_eq!(parse_timeout(text), None, "{text:?}");
+        }
+    }
+    proptest! {
+        #[test]
+        fn no_timeout_makes_reading_panic(text in "\\PC{0,12}|[-+0-9]{0,9}[HMSmun]?") {
+            let (digits, unit) = text.split_at_checked(text.len().saturating_sub(1)).unwrap_or_default();
+            let is_one = (1..=8).contains(&digits.len())
+                && digits.bytes().all(|digit| digit.is_ascii_digit())
+                && "HMSmun".contains(unit);
+            prop_assert_eq!(parse_timeout(&text).is_some(), is_one);
+        }
+
+        #[test]
+        fn a_timeout_is_as_long_as_it_says(number in 0u64..100_000_000, unit in 0usize..6) {
+            let (unit, nanoseconds) = [
+                ('H', 3_600_000_000_000), ('M', 60_000_000_000), ('S', 1_000_000_000), ('m', 1_000_000), ('u', 1_000), ('n', 1u128),
+            ][unit];
+            let read = parse_timeout(&format!("{number}{unit}")).unwrap();
+            prop_assert_eq!(read.as_nanos(), u128::from(number) * nanoseconds);
         }
     }
 }

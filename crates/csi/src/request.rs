@@ -243,6 +243,25 @@ mod tests {
 
     proptest! {
         #[test]
+        fn a_path_leads_nowhere_else(text in "\\PC{0,30}|[/.a\\x00]{0,12}") {
+            if let Ok(found) = path("target_path", &text) {
+                prop_assert!(text.starts_with('/') && !text.contains('\0'));
+                prop_assert!(text.split('/').all(|part| part != ".."));
+                prop_assert_eq!(path("target_path", found.to_str().unwrap()).unwrap(), found);
+            } else {
+                let kind = if text.is_empty() { Kind::Invalid } else { Kind::NotFound };
+                prop_assert_eq!(published_path("target_path", &text).unwrap_err().kind, kind);
+            }
+        }
+
+        #[test]
+        fn a_path_of_names_is_that_path(names in prop::collection::vec("[a-z0-9~.]{1,8}[a-z]", 1..6)) {
+            let (text, doubled) = (format!("/{}", names.join("/")), format!("//{}/", names.join("//")));
+            prop_assert_eq!(path("target_path", &text).unwrap(), std::path::Path::new(&text));
+            prop_assert_eq!(path("target_path", &doubled).unwrap(), std::path::Path::new(&text));
+        }
+
+        #[test]
         fn a_size_is_within_its_range(required in any::<i64>(), limit in any::<i64>(), least in 0u64..1 << 40) {
             let range = proto::CapacityRange { required_bytes: required, limit_bytes: limit };
             if let Ok(size) = Size::parse(Some(&range), least) {

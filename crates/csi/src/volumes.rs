@@ -31,6 +31,13 @@ pub trait Volumes: Send + Sync + 'static {
     /// Finds a volume.
     fn get(&self, id: &str) -> impl Future<Output = Result<Volume, Error>> + Send;
 
+    /// Why a volume cannot be used in all these ways; nothing if it can.
+    fn objection(
+        &self,
+        id: &str,
+        access: &[Access],
+    ) -> impl Future<Output = Result<Option<String>, Error>> + Send;
+
     /// All volumes.
     fn list(&self) -> impl Future<Output = Result<Vec<Volume>, Error>> + Send;
 

@@ -204,6 +204,8 @@ pub fn prepare(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn ours() -> Facts {
@@ -297,5 +299,23 @@ mod tests {
         let member = "DEVNAME=/dev/dm-3\nUUID=x\nTYPE=LVM2_member\nUSAGE=raid\n";
         assert_eq!(Content::of_blkid(member), Content::Other("LVM2_member".into()));
         assert!(matches!(Content::of_blkid(""), Content::Other(_)));
+    }
+    proptest! {
+        #[test]
+        fn nothing_that_is_printed_is_taken_for_an_empty_device(
+            lines in prop::collection::vec("(TYPE|USAGE|UUID|PTTYPE|\\PC{0,8})=?(filesystem|ext4|\\PC{0,12})", 0..8),
+        ) {
+            let found = Content::of_blkid(&lines.join("\n"));
+            prop_assert!(matches!(found, Content::Filesystem { .. } | Content::Other(_)), "{:?}", found);
+        }
+
+        #[test]
+        fn a_filesystem_is_read_as_it_is_printed(kind in "[a-z0-9_]{1,12}", uuid: u128, before in "[A-Z]{1,9}=[ -~]{0,20}") {
+            let uuid = Uuid::from_u128(uuid);
+            prop_assume!(!["TYPE=", "USAGE=", "UUID=", "PTTYPE="].iter().any(|key| before.starts_with(key)));
+            let printed = format!("{before}\nUUID={uuid}\nTYPE={kind}\nUSAGE=filesystem\n");
+            let expected = Content::Filesystem { kind, uuid: Some(uuid), unfinished: false };
+            prop_assert_eq!(Content::of_blkid(&printed), expected);
+        }
     }
 }

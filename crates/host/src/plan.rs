@@ -222,6 +222,17 @@ pub enum Refusal {
         /// Their names.
         snapshots: Vec<LvName>,
     },
+    /// Copies that are not finished still need it.
+    #[error(
+        "{path} is being copied to {}: it can go when that is finished, or deleted",
+        copies.iter().map(VolumePath::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    BeingCopied {
+        /// Which.
+        path: VolumePath,
+        /// What is made of it.
+        copies: Vec<VolumePath>,
+    },
     /// lvm2 does not grow RAID with copy-on-write snapshots.
     #[error(
         "{path} is a RAID volume and has snapshots, with which it cannot grow: it can when they are gone: {}",

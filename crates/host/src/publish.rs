@@ -3,6 +3,7 @@
 //! Nothing is staged, and no mount of ours is hidden anywhere: the first target mounts the device, a further one on
 //! the same host is bound from it, each with its own flags. What is mounted tells all; nothing else is remembered.
 
+mod admission;
 mod condition;
 mod hiding;
 mod publication;
@@ -15,6 +16,7 @@ use std::time::Instant;
 
 use thiserror::Error;
 
+pub use self::admission::{Manner, admits};
 pub use self::condition::Condition;
 use self::publication::Publication;
 use crate::facts::Facts;

@@ -9,14 +9,17 @@ use lvms_csi::volumes::{Capacity, NewVolume, Snapshot, Source, Volume};
 use lvms_csi::{Error, Volumes};
 use lvms_host::desired::Desired;
 use lvms_host::filesystem::Filesystem;
+use lvms_host::lvm::Inventory;
 use lvms_host::mount::Flags;
 use lvms_host::plan::volume::is_for_block;
+use lvms_host::publish::{Manner, admits};
 use lvms_host::runner::Linux;
 use lvms_host::units::Bytes;
 use lvms_host::volumes::Volumes as Engine;
 use lvms_node::host_volumes::{HostVolumes, New, Present, is_ready};
 use lvms_node::known::{DEVICE_CLASS, Found, OPTION_CLASS, all, class, named, options_for, source_of};
-use lvms_node::published::told;
+use lvms_node::published::{told, wanted};
+use lvms_node::status;
 use uuid::Uuid;
 
 /// From these and a name come the names of volumes and snapshots.
@@ -67,6 +70,20 @@ fn snapshot(engine: &Arc<Engine<Linux>>, found: &Found<'_>) -> Snapshot {
         created: found.facts.created.and_then(|created| i64::try_from(created).ok()).unwrap_or_default(),
         ready: is_ready(engine, found),
     }
+}
+
+/// Whether a volume may be used as a capability says.
+fn admitted(inventory: &Inventory, found: &Found<'_>, capability: &str, how: &How) -> Result<(), Error> {
+    let (manner, field) = match how {
+        How::Block => (Manner::Block, "block"),
+        How::Filesystem { kind, .. } => {
+            (Manner::Filesystem(wanted(capability, &found.facts, kind)?), "mount")
+        }
+    };
+    admits(inventory, &found.path, manner).map_err(|error| {
+        let error = status::of_publish(&error);
+        Error::new(error.kind, format!("{capability}.{field}: {}", error.message))
+    })
 }
 
 fn found(present: &Present) -> Found<'_> {
@@ -120,7 +137,7 @@ impl Volumes for LocalVolumes {
             size: Bytes(request.size.required),
             limit: request.size.limit.map(Bytes),
             block,
-            filesystem: !block,
+            filesystem: request.access.iter().any(|access| access.how != How::Block),
             source,
             name: request.name,
         };
@@ -137,6 +154,20 @@ impl Volumes for LocalVolumes {
         let look = move |engine: &Arc<Engine<Linux>>, desired: &Desired| {
             let inventory = engine.inventory();
             Ok(volume(engine, &node, &named(desired, &inventory, "volume_id", &id, false)?))
+        };
+        self.host.blocking(look).await
+    }
+
+    async fn objection(&self, id: &str, access: &[Access]) -> Result<Option<String>, Error> {
+        let (id, access) = (id.to_owned(), access.to_vec());
+        let look = move |engine: &Arc<Engine<Linux>>, desired: &Desired| {
+            let inventory = engine.inventory();
+            let found = named(desired, &inventory, "volume_id", &id, false)?;
+            let refused = access.iter().enumerate().find_map(|(position, access)| {
+                let capability = format!("volume_capabilities[{position}]");
+                admitted(&inventory, &found, &capability, &access.how).err()
+            });
+            Ok(refused.map(|error| error.message))
         };
         self.host.blocking(look).await
     }

@@ -216,10 +216,12 @@ fn a_group_without_one_of_its_disks_is_not_changed_and_none_stays_missing(lab: &
     Ok(())
 }
 
-fn errors_during_a_copy_are_told_and_the_same_call_goes_on_when_they_are_over(lab: &Lab) -> Result {
+/// A copy whose source, or target, fails while it is made.
+fn goes_on_when_errors_are_over(lab: &Lab, failing: usize) -> Result {
     run("vgcreate", ["a", lab.disk(0)])?;
     run("vgcreate", ["b", lab.disk(1)])?;
-    let driver = Driver::start(lab, TWO_GROUPS, &["--metrics-bind-address", FIGURES])?;
+    let start = || Driver::start(lab, TWO_GROUPS, &["--metrics-bind-address", FIGURES]);
+    let driver = start()?;
     let client = &driver.client;
     let source = client.create("source", "a", 64 * MIB, Access::Block, None)?.volume_id;
     let original = device("a", &source);
@@ -230,12 +232,13 @@ fn errors_during_a_copy_are_told_and_the_same_call_goes_on_when_they_are_over(la
     let from = Source::Volume(source.clone());
     let other = driver.connect()?;
     let copy = |client: &Client| client.create("copy", "b", 64 * MIB, Access::Block, Some(&from));
+    let (well, message) = [("b", "reading /dev/mapper/a-"), ("a", "writing /dev/mapper/b-")][failing];
 
-    // The target is slow, so that the copy is still being made when the source fails.
+    // The target is slow, so that the copy is still being made when a disk fails.
     lab.fault(1, Fault::Delay { milliseconds: 100 })?;
-    std::thread::scope(|scope| -> Result {
+    let unfinished = std::thread::scope(|scope| -> Result<String> {
         let copying = scope.spawn(|| copy(&other));
-        let failing = lab.wait_for("a part of the copy", || {
+        let begun = lab.wait_for("a part of the copy", || {
             let told = figures("/metrics").ok()?;
             let figure = |name: &str| {
                 let line = told.lines().find(|line| line.starts_with(&format!("{name}{{")))?;
@@ -245,37 +248,58 @@ fn errors_during_a_copy_are_told_and_the_same_call_goes_on_when_they_are_over(la
             assert!(figure("lvms_work_bytes").is_none_or(|all| all == 64 * MIB), "{told}");
             (figure("lvms_work_done_bytes")? > 4 * MIB).then_some(())
         });
-        lab.fault(0, Fault::Error)?;
-        lab.fault(1, Fault::None)?;
-        failing?;
+        let unfinished = name_of_the_only_device("b");
+        lab.fault(failing, Fault::Error)?;
+        lab.fault(1 - failing, Fault::None)?;
+        begun?;
         let answer = copying.join().map_err(|_| "the call panicked")?;
-        refused(
-            answer,
-            Code::Internal,
-            &["copy of b/", "reading /dev/mapper/a-", "Input/output error", "same call"],
-        );
-        Ok(())
+        refused(answer, Code::Internal, &["copy of b/", message, "Input/output error", "same call"]);
+        unfinished
     })?;
-    let unfinished = run("lvs", ["--noheadings", "-o", "lv_name", "b"])?;
     let target = lab.state().join("copy");
     refused(client.publish(&unfinished, &target, Access::Block), Code::FailedPrecondition, &["not finished"]);
     assert!(!target.exists());
-    refused(copy(client), Code::Internal, &["copy of b/", "Input/output error"]);
-    client.delete(&client.create("beside", "b", 8 * MIB, Access::Block, None)?.volume_id)?;
+    refused(copy(client), Code::Internal, &["copy of b/", message, "Input/output error"]);
+    client.delete(&client.create("beside", well, 8 * MIB, Access::Block, None)?.volume_id)?;
 
-    lab.fault(0, Fault::None)?;
-    // The copy goes on from the moment at which it was begun, whatever is written to its source meanwhile.
+    lab.fault(failing, Fault::None)?;
+    drop((other, driver));
+    // The copy goes on from the moment at which it was begun, whatever is written to its source meanwhile, and whoever
+    // began it.
     run("dd", ["if=/dev/urandom", &of, "bs=1M", "count=4", "oflag=direct"])?;
     assert_ne!(bytes(&original)?, at_first);
+    let driver = start()?;
+    let client = &driver.client;
     let made = copy(client)?.volume_id;
     assert_eq!(made, unfinished);
     assert_eq!(bytes(&device("b", &made))?, at_first);
-    // The hints of the host's own LVM are from when the disk could not be read.
-    let left = run("lvs", ["--nohints", "--noheadings", "-o", "lv_name", "a"])?;
-    assert_eq!(left, source, "the copy has left something");
+    // The hints of the host's own LVM are from when a disk could not be read.
+    for (group, left) in [("a", &source), ("b", &made)] {
+        let listed = run("lvs", ["--nohints", "--noheadings", "-o", "lv_name", group])?;
+        assert_eq!(&listed, left, "the copy has left something");
+    }
     client.publish(&made, &target, Access::Block)?;
     client.unpublish(&made, &target)?;
     Ok(())
+}
+
+/// LVM would read a disk that is slow.
+fn name_of_the_only_device(group: &str) -> Result<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/dev/mapper")? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        found.extend(name.strip_prefix(&format!("{group}-")).map(|volume| volume.replace("--", "-")));
+    }
+    assert_eq!(found.len(), 1, "{found:?}");
+    found.pop().ok_or_else(|| "no device".into())
+}
+
+fn a_copy_whose_source_fails_is_told_and_the_same_call_goes_on_from_its_moment(lab: &Lab) -> Result {
+    goes_on_when_errors_are_over(lab, 0)
+}
+
+fn a_copy_whose_target_fails_is_told_and_the_same_call_goes_on_from_its_moment(lab: &Lab) -> Result {
+    goes_on_when_errors_are_over(lab, 1)
 }
 
 fn volumes_are_found_on_disks_that_have_each_others_names_after_a_boot(lab: &Lab) -> Result {
@@ -328,6 +352,7 @@ lab_test::main! {
     a_block_device_whose_disk_was_pulled_never_becomes_another_volume: Needs::disks(2, GIB / 2).hotplug().guest(),
     a_mirror_serves_without_one_of_its_disks_and_takes_it_back: Needs::disks(2, GIB / 2).hotplug().guest(),
     a_group_without_one_of_its_disks_is_not_changed_and_none_stays_missing: Needs::disks(3, GIB / 2).hotplug().guest(),
-    errors_during_a_copy_are_told_and_the_same_call_goes_on_when_they_are_over: Needs::disks(2, 256 * MEBIBYTE).faults().guest(),
+    a_copy_whose_source_fails_is_told_and_the_same_call_goes_on_from_its_moment: Needs::disks(2, 256 * MEBIBYTE).faults().guest(),
+    a_copy_whose_target_fails_is_told_and_the_same_call_goes_on_from_its_moment: Needs::disks(2, 256 * MEBIBYTE).faults().guest(),
     volumes_are_found_on_disks_that_have_each_others_names_after_a_boot: Needs::disks(2, GIB / 2).power_cut().hotplug(),
 }

@@ -1,6 +1,8 @@
 //! The volumes of this host, whoever asks for them: made, copied, grown and removed by their ids, which are the names
 //! of their LVs.
 
+mod source;
+
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -21,6 +23,8 @@ use lvms_host::volumes::Volumes as Engine;
 use tokio::sync::broadcast;
 use uuid::Uuid;
 
+pub(crate) use self::source::copied_from;
+use self::source::{find_source, former_place, told};
 use crate::asked::Asked;
 use crate::configuration::Configuration;
 use crate::known::{Found, class, class_of, elsewhere, find, left_for, named, options_for, unknown};
@@ -143,7 +147,8 @@ impl HostVolumes {
             let name = LvName::parse_new(&new.id).map_err(|error| Error::invalid("name", error))?;
             let inventory = engine.inventory();
             // Found wherever it was made: the class may be another one now.
-            if let Some(present) = find(desired, &inventory, name.as_str(), false)
+            let present = find(desired, &inventory, name.as_str(), false);
+            if let Some(present) = &present
                 && present.path.group != class.group
             {
                 let message = format!(
@@ -172,24 +177,21 @@ impl HostVolumes {
             }
             let mut source = None;
             if let Some((field, wished)) = &new.source {
-                let (kind, id, is_snapshot) = match wished {
-                    Source::Snapshot(id) => ("snapshot", id, true),
-                    Source::Volume(id) => ("volume", id, false),
-                };
-                let found = named(desired, &inventory, field, id, is_snapshot)?;
-                if is_snapshot && !is_ready(engine, &found) {
-                    let message = format!(
-                        "{field}: {id} has overflowed, or was not finished, and its bytes are lost: delete it"
-                    );
-                    return Err(Error::new(Kind::Precondition, message));
-                }
-                facts.source = Some(format!("{kind}:{id}"));
-                facts.used = found.facts.used || !found.facts.is_ours();
-                // If nobody has written to the source, the copy is formatted like a new one.
-                if facts.used {
-                    facts.filesystem.clone_from(&found.facts.filesystem);
-                }
-                source = Some(found.path);
+                let wished = (field.as_str(), wished);
+                facts.source = Some(told(wished.1));
+                let is_ready = |found: &Found<'_>| is_ready(engine, found);
+                let found = find_source(desired, &inventory, wished, present.as_ref(), is_ready)?;
+                source = Some(if let Some(found) = found {
+                    facts.used = found.facts.used || !found.facts.is_ours();
+                    // If nobody has written to the source, the copy is formatted like a new one.
+                    if facts.used {
+                        facts.filesystem.clone_from(&found.facts.filesystem);
+                    }
+                    found.path
+                } else {
+                    let copy = VolumePath { group: class.group.clone(), volume: name.clone() };
+                    former_place(&inventory, &copy, wished)?
+                });
             }
             let wish = Wish {
                 name,

@@ -8,6 +8,7 @@ use lvms_csi::request::{How, Mode};
 use lvms_csi::volumes::{Condition, NodeVolumes, Publish, Stats};
 use lvms_csi::{Error, Kind};
 use lvms_host::desired::Desired;
+use lvms_host::facts::Facts;
 use lvms_host::filesystem::Filesystem;
 use lvms_host::mount::Flags;
 use lvms_host::names::VolumePath;
@@ -28,6 +29,15 @@ pub fn told(condition: lvms_host::publish::Condition) -> Condition {
     Condition { abnormal: condition.abnormal, message: condition.message }
 }
 
+/// The filesystem that a capability wants of a volume: who names none gets what is there, or the default.
+pub fn wanted(capability: &str, facts: &Facts, named: &str) -> Result<Filesystem, Error> {
+    let wanted = if named.is_empty() { facts.filesystem.as_deref().unwrap_or_default() } else { named };
+    Filesystem::named(wanted).ok_or_else(|| {
+        let problem = format!("{wanted:?} is no filesystem that is made here");
+        Error::invalid(&format!("{capability}.mount.fs_type"), problem)
+    })
+}
+
 impl NodeVolumes for HostVolumes {
     async fn publish(&self, mut request: Publish, deadline: Instant) -> Result<(), Error> {
         self.blocking(move |engine, desired| {
@@ -44,16 +54,7 @@ impl NodeVolumes for HostVolumes {
             let access = match request.access.how {
                 How::Block => Access::Block { read_only },
                 How::Filesystem { kind, flags } => {
-                    // Who says nothing gets what is there, or the default.
-                    let wanted = if kind.is_empty() {
-                        found.facts.filesystem.clone().unwrap_or_default()
-                    } else {
-                        kind
-                    };
-                    let kind = Filesystem::named(&wanted).ok_or_else(|| {
-                        let problem = format!("{wanted:?} is no filesystem that is made here");
-                        Error::invalid("volume_capability.mount.fs_type", problem)
-                    })?;
+                    let kind = wanted("volume_capability", &found.facts, &kind)?;
                     Flags::parse(&flags, read_only)
                         .map_err(|error| Error::invalid("volume_capability.mount.mount_flags", error))?;
                     Access::Filesystem { kind, flags, read_only }

@@ -42,6 +42,7 @@ fn of_refusal(refusal: &Refusal) -> Kind {
         | Refusal::BadSource { .. }
         | Refusal::Published { .. }
         | Refusal::HasSnapshots { .. }
+        | Refusal::BeingCopied { .. }
         | Refusal::GrowsOnlyAlone { .. }
         | Refusal::GrowsOnlyUnused { .. }
         | Refusal::BlockGrowsOnlyUnused { .. }
@@ -130,6 +131,7 @@ mod tests {
             (Refusal::BadSource { path: path.clone(), reason: "" }, Kind::Precondition),
             (Refusal::Published { path: path.clone(), target: "/t".into() }, Kind::Precondition),
             (Refusal::HasSnapshots { path: path.clone(), snapshots: snapshots.clone() }, Kind::Precondition),
+            (Refusal::BeingCopied { path: path.clone(), copies: vec![path.clone()] }, Kind::Precondition),
             (
                 Refusal::GrowsOnlyAlone { path: path.clone(), snapshots: snapshots.clone() },
                 Kind::Precondition,

@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 
 use self::decide::{Act, Lv, Making, decide, is_for_block, is_for_filesystem, is_tried_again};
 use self::taken::taken;
-use crate::host_volumes::{HostVolumes, New, Present};
+use crate::host_volumes::{HostVolumes, New, Present, copied_from};
 use crate::known::{find_any, has, left_for, unknown};
 
 /// An LV that is in use, or a disk that is gone: looked at again after a second, and later at the most after this.
@@ -344,7 +344,11 @@ impl Volumes {
             }
             Making::Volume(size) => (size, None),
             Making::Copy(size, source) => {
-                (size, Some(("spec.source".to_owned(), self.source(&source).await?)))
+                let source = match self.copied_from(&id) {
+                    Some(copied) => copied,
+                    None => self.source(&source).await?,
+                };
+                (size, Some(("spec.source".to_owned(), source)))
             }
         };
         let new = New {
@@ -361,6 +365,12 @@ impl Volumes {
             source,
         };
         self.alone(&locked, async move { host.make(new, None).await }).await
+    }
+
+    /// What an LV was copied from, whose LogicalVolume may be gone since.
+    fn copied_from(&self, id: &str) -> Option<Source> {
+        let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
+        find_any(&desired, &inventory, id).as_ref().and_then(copied_from)
     }
 
     /// The LV of the LogicalVolume with this name.

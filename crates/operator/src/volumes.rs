@@ -196,6 +196,16 @@ impl ClusterVolumes {
     }
 }
 
+/// The only mode in which a volume is wished; none if it may be used in both, as a node takes it that is told none.
+fn mode(access: &[Access]) -> Option<&'static str> {
+    let blocks = access.iter().filter(|access| access.how == How::Block).count();
+    match blocks {
+        0 => Some("Filesystem"),
+        all if all == access.len() => Some("Block"),
+        _ => None,
+    }
+}
+
 fn size(volume: &LogicalVolume) -> u64 {
     let size = volume.status.as_ref().and_then(|status| status.current_size.as_ref()?.bytes().ok());
     size.unwrap_or_default()
@@ -244,10 +254,10 @@ impl Volumes for ClusterVolumes {
             }
         }
         let mut wished = LogicalVolume::new(self.context.personality, spec);
-        let block = request.access.iter().any(|access| access.how == How::Block);
-        let mode = if block { "Block" } else { "Filesystem" };
-        let annotations = wished.metadata.annotations.get_or_insert_default();
-        annotations.insert(VOLUME_MODE.to_owned(), mode.to_owned());
+        if let Some(mode) = mode(&request.access) {
+            let annotations = wished.metadata.annotations.get_or_insert_default();
+            annotations.insert(VOLUME_MODE.to_owned(), mode.to_owned());
+        }
         let made = self.make(wished, deadline).await?;
         Ok(Volume { source: request.source, ..self.volume(&made) })
     }
@@ -258,6 +268,22 @@ impl Volumes for ClusterVolumes {
 
     async fn get(&self, id: &str) -> Result<Volume, Error> {
         Ok(self.volume(self.by_id("volume_id", id, false)?.as_ref()))
+    }
+
+    async fn objection(&self, id: &str, access: &[Access]) -> Result<Option<String>, Error> {
+        let volume = self.by_id("volume_id", id, false)?;
+        let made_for = volume.annotation(VOLUME_MODE);
+        let problem = |how: &How| match (made_for, how) {
+            (Some("Block"), How::Filesystem { .. }) => Some("mount: it was made as a block device"),
+            (Some("Filesystem"), How::Block) => {
+                Some("block: it was made for a filesystem, and what was there before may not be zeroed")
+            }
+            _ => None,
+        };
+        let mut access = access.iter().enumerate();
+        Ok(access.find_map(|(position, access)| {
+            Some(format!("volume_capabilities[{position}].{}", problem(&access.how)?))
+        }))
     }
 
     async fn list(&self) -> Result<Vec<Volume>, Error> {
@@ -337,8 +363,45 @@ impl Volumes for ClusterVolumes {
 mod tests {
     use std::time::Duration;
 
+    use lvms_csi::request::Mode;
+
     use super::*;
     use crate::scripted;
+
+    #[test]
+    fn a_volume_for_both_ways_of_access_is_told_to_be_for_none() {
+        let block = Access { how: How::Block, mode: Mode::Writer };
+        let mount = Access { how: How::Filesystem { kind: String::new(), flags: Vec::new() }, ..block };
+        assert_eq!(mode(&[block.clone(), block.clone()]), Some("Block"));
+        assert_eq!(mode(std::slice::from_ref(&mount)), Some("Filesystem"));
+        assert_eq!(mode(&[block.clone(), mount.clone()]), None);
+        assert_eq!(mode(&[mount, block]), None);
+    }
+
+    #[tokio::test]
+    async fn a_volume_is_confirmed_for_what_it_was_made_for() {
+        let (context, _) = scripted::context(|_| (500, json!({"code": 500}))).await;
+        for (name, made_for) in [("b", Some("Block")), ("f", Some("Filesystem")), ("e", None)] {
+            let annotations: BTreeMap<_, _> = made_for.map(|mode| (VOLUME_MODE, mode)).into_iter().collect();
+            let made = json!({
+                "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+                "metadata": {"name": name, "uid": name, "annotations": annotations},
+                "spec": {"name": name, "nodeName": "n1", "size": "1Gi", "deviceClass": "thin"},
+                "status": {"volumeID": name, "currentSize": "1Gi"},
+            });
+            context.stores.volumes.answered(serde_json::from_value(made).unwrap());
+        }
+        let volumes = ClusterVolumes { release: Release::new(Arc::clone(&context)), context };
+        let block = Access { how: How::Block, mode: Mode::Writer };
+        let mount = Access { how: How::Filesystem { kind: String::new(), flags: Vec::new() }, ..block };
+        for (id, as_block, as_mount) in [("b", true, false), ("f", false, true), ("e", true, true)] {
+            for (access, is_confirmed) in [(&block, as_block), (&mount, as_mount)] {
+                let objection = volumes.objection(id, std::slice::from_ref(access)).await.unwrap();
+                assert_eq!(objection.is_none(), is_confirmed, "{id} {access:?} {objection:?}");
+            }
+        }
+        assert_eq!(volumes.objection("x", &[block]).await.unwrap_err().kind, Kind::NotFound);
+    }
 
     #[tokio::test]
     async fn a_request_that_is_made_again_finds_its_volume_though_no_room_is_left() {

@@ -131,6 +131,8 @@ pub fn remains(device: &impl Bytewise, size: Bytes) -> io::Result<Option<&'stati
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     struct Memory(Vec<u8>);
@@ -162,5 +164,60 @@ mod tests {
         let mut device = Memory(vec![0; 40 << 20]);
         device.0[(10 << 20)..(10 << 20) + 4].copy_from_slice(b"XFSB");
         assert_eq!(remains(&device, Bytes::mib(40)).unwrap(), Some("xfs"));
+    }
+    /// A device that begins with other bytes than zeros, and has the magic of this filesystem.
+    fn device(filesystem: Filesystem, noise: &[(usize, u8)]) -> Memory {
+        let mut device = Memory(vec![0; 80 << 10]);
+        let (begin, magic, at) = match filesystem {
+            Filesystem::Ext4 => (1024, &[0x53, 0xef][..], 0x38),
+            Filesystem::Xfs => (0, &b"XFSB"[..], 0),
+            Filesystem::Btrfs => (64 << 10, &b"_BHRfS_M"[..], 0x40),
+        };
+        for (place, byte) in noise {
+            device.0[begin + place] = *byte;
+        }
+        device.0[begin + at..][..magic.len()].copy_from_slice(magic);
+        device
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_reading_panic(
+            noise in prop::collection::vec((0usize..1024, any::<u8>()), 0..200),
+            kept in 0usize..80 << 10,
+            size: u64,
+        ) {
+            for filesystem in Filesystem::ALL {
+                let mut device = device(filesystem, &noise);
+                let found = read(&device, filesystem).unwrap();
+                prop_assert_eq!(found.map(|found| found.filesystem), Some(filesystem));
+                device.0.truncate(kept);
+                let _ = read(&device, filesystem);
+                let _ = remains(&device, Bytes(size));
+            }
+        }
+
+        #[test]
+        fn a_filesystem_has_the_size_that_it_says(blocks in 1u64..1 << 48, shift in 0u32..7, mounts: u16) {
+            let mut ext4 = device(Filesystem::Ext4, &[]);
+            let low = u32::try_from(blocks & 0xffff_ffff).unwrap();
+            let high = u32::try_from(blocks >> 32).unwrap();
+            for (at, value) in [(0x04, low), (0x150, high), (0x18, shift)] {
+                ext4.0[1024 + at..][..4].copy_from_slice(&value.to_le_bytes());
+            }
+            ext4.0[1024 + 0x34..][..2].copy_from_slice(&mounts.to_le_bytes());
+            let found = read(&ext4, Filesystem::Ext4).unwrap().unwrap();
+            prop_assert_eq!(found.size, Bytes(blocks << (10 + shift)));
+            prop_assert_eq!((found.unfinished, found.unclean), (mounts == 0, true));
+
+            let mut xfs = device(Filesystem::Xfs, &[]);
+            xfs.0[4..8].copy_from_slice(&(1u32 << (9 + shift)).to_be_bytes());
+            xfs.0[8..16].copy_from_slice(&blocks.to_be_bytes());
+            prop_assert_eq!(read(&xfs, Filesystem::Xfs).unwrap().unwrap().size, Bytes(blocks << (9 + shift)));
+
+            let mut btrfs = device(Filesystem::Btrfs, &[]);
+            btrfs.0[(64 << 10) + 0x70..][..8].copy_from_slice(&blocks.to_le_bytes());
+            prop_assert_eq!(read(&btrfs, Filesystem::Btrfs).unwrap().unwrap().size, Bytes(blocks));
+        }
     }
 }

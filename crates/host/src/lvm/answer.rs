@@ -144,6 +144,18 @@ mod tests {
         fn reading_never_panics(text in "\\PC{0,200}", cut in 0usize..400) {
             let _ = Answer::parse(text.as_bytes());
             let _ = Answer::parse(&NO_SPACE.as_bytes()[..cut.min(NO_SPACE.len())]);
+            let _ = Answer::parse(format!("{{\n{text}").as_bytes());
+        }
+
+        #[test]
+        fn whatever_is_printed_is_read_as_it_was_meant(before in "\\PC{0,40}", message in "\\PC{0,80}", kind in "[a-z]{1,8}") {
+            let row = LogRow { kind, object: "vg".into(), name: "v".into(), message, code: "5".into() };
+            let printed = serde_json::json!({ "log": [{
+                "log_type": row.kind, "log_object_type": row.object, "log_object_name": row.name,
+                "log_message": row.message, "log_ret_code": row.code,
+            }] });
+            let printed = format!("{before}.\n  {printed:#}\n");
+            prop_assert_eq!(Answer::parse(printed.as_bytes()).unwrap().log, [row]);
         }
     }
 }

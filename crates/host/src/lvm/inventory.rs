@@ -505,8 +505,13 @@ fn areas<'a>(tables: &'a Tables) -> Result<BTreeMap<&'a str, Vec<Area>>, BadRepo
         let (first, size): (u64, u64) = (row.number("pvseg_start")?, row.number("pvseg_size")?);
         if !name.is_empty() && size > 0 {
             let place = row.text("pv_name")?.to_owned();
-            areas.entry(name).or_default().push(Area { place, first, last: first + size - 1 });
+            let bad = || BadReport::Value { column: "pvseg_size".to_owned(), value: size.to_string() };
+            let last = first.checked_add(size - 1).ok_or_else(bad)?;
+            areas.entry(name).or_default().push(Area { place, first, last });
         }
     }
     Ok(areas)
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,12 +6,13 @@ mod making;
 mod using;
 
 use std::collections::HashMap;
+use std::fs;
 use std::path::Path;
 
 use driver::{Driver, MIB};
 use lab_csi::proto::volume_capability::AccessType;
 use lab_csi::proto::volume_capability::access_mode::Mode;
-use lab_csi::{Access, Code, Source, Status, proto};
+use lab_csi::{Access, Client, Code, Source, Status, proto};
 use lab_test::{GIB, Lab, Needs, Result, run};
 use making::{wrong_creations, wrong_for_now, wrong_growth};
 use using::{wrong_publications, wrong_questions, wrong_questions_for_capacity};
@@ -106,6 +107,22 @@ const HERE: &str = "topology.topolvm.io/node";
 const CLASS: &str = "topolvm.io/device-class";
 const OPTIONS: &str = "topolvm.io/lvcreate-option-class";
 
+fn grow_on_node(
+    client: &Client,
+    id: &str,
+    target: &Path,
+    access: Option<Access>,
+) -> std::result::Result<proto::NodeExpandVolumeResponse, Status> {
+    let request = proto::NodeExpandVolumeRequest {
+        volume_id: id.to_owned(),
+        volume_path: target.to_string_lossy().into_owned(),
+        capacity_range: sized(1 << 30, 0),
+        volume_capability: access.map(Access::capability),
+        ..Default::default()
+    };
+    client.node(async |mut node| node.node_expand_volume(request).await)
+}
+
 /// Ids that were never ours.
 const STRANGE: [&str; 9] = [
     "../../etc",
@@ -142,6 +159,9 @@ fn wrong_requests_get_the_right_code_name_the_field_and_change_nothing(lab: &Lab
         expect(strange, client.grow(strange, 1 << 30, Access::Block, None), not_found("volume_id"));
         expect(strange, client.publish(strange, target, Access::Block), not_found("volume_id"));
         expect(strange, client.stats(strange, target), not_found("volume_id"));
+        for access in [None, Some(EXT4), Some(Access::Block)] {
+            expect(strange, grow_on_node(client, strange, target, access), not_found("volume_id"));
+        }
         client.unpublish(strange, target)?;
     }
     client.delete("somebodys")?;
@@ -189,7 +209,44 @@ fn names_of_every_kind_come_back_as_they_were(lab: &Lab) -> Result {
     Ok(())
 }
 
+fn a_volume_that_is_wished_in_both_ways_is_used_in_both(lab: &Lab) -> Result {
+    let driver = start(lab)?;
+    let client = &driver.client;
+    let both = || vec![Access::Block.capability(), EXT4.capability()];
+    for class in ["thick", "thin"] {
+        let request = proto::CreateVolumeRequest {
+            name: class.to_owned(),
+            capacity_range: sized(64 * MIB, 0),
+            volume_capabilities: both(),
+            parameters: HashMap::from([(CLASS.to_owned(), class.to_owned())]),
+            ..Default::default()
+        };
+        let made = client.controller(async |mut controller| controller.create_volume(request).await)?;
+        let id = made.volume.ok_or("no volume was answered")?.volume_id;
+        let request = proto::ValidateVolumeCapabilitiesRequest {
+            volume_id: id.clone(),
+            volume_capabilities: both(),
+            ..Default::default()
+        };
+        let validate =
+            client.controller(async |mut controller| controller.validate_volume_capabilities(request).await);
+        assert!(validate?.confirmed.is_some());
+        let target = lab.state().join(class);
+        client.publish(&id, &target, EXT4)?;
+        fs::write(target.join("file"), "bytes")?;
+        client.unpublish(&id, &target)?;
+        client.publish(&id, &target, Access::Block)?;
+        client.unpublish(&id, &target)?;
+        client.publish(&id, &target, EXT4)?;
+        assert_eq!(fs::read_to_string(target.join("file"))?, "bytes");
+        client.unpublish(&id, &target)?;
+        client.delete(&id)?;
+    }
+    Ok(())
+}
+
 lab_test::main! {
+    a_volume_that_is_wished_in_both_ways_is_used_in_both: Needs::disks(1, GIB).guest(),
     wrong_requests_get_the_right_code_name_the_field_and_change_nothing: Needs::disks(1, GIB).guest(),
     names_of_every_kind_come_back_as_they_were: Needs::disks(1, GIB).guest(),
 }

@@ -128,6 +128,17 @@ pub(crate) fn wrong_questions(client: &Client, id: &str, snapshot: &str) -> Resu
         let told = format!("volume_capabilities[1].{field}");
         assert!(answer.confirmed.is_none() && answer.message.contains(&told), "{field}: {answer:?}");
     }
+    let block = client.create("block", "thin", 8 * MIB, Access::Block, None)?.volume_id;
+    let as_device = || vec![Access::Block.capability()];
+    assert!(validate(&block, as_device())?.confirmed.is_some());
+    for (id, asked, told) in [
+        (id, as_device(), format!("volume_capabilities[0].block: vg/{id} was made for a filesystem")),
+        (&block, ways(), format!("volume_capabilities[0].mount: vg/{block}: it was made as a block device")),
+    ] {
+        let answer = validate(id, asked)?;
+        assert!(answer.confirmed.is_none() && answer.message.contains(&told), "{told}: {answer:?}");
+    }
+    client.delete(&block)?;
     expect("ListVolumes, negative", list(-1, ""), invalid("max_entries"));
     expect("ListVolumes, a token of others", list(1, "no token"), Expected(Code::Aborted, "starting_token"));
     assert_eq!(list(i32::MAX, "")?.entries.len(), 1);

@@ -38,7 +38,22 @@ fn next_to_removal(situation: Situation<'_>, path: &VolumePath) -> Result<Next, 
         let snapshots = snapshots.into_iter().cloned().collect();
         return Err(Refusal::HasSnapshots { path: path.clone(), snapshots });
     }
+    let copies = copies_of(situation, path);
+    if !copies.is_empty() {
+        return Err(Refusal::BeingCopied { path: path.clone(), copies });
+    }
     done_by(Change::remove(path.clone()))
+}
+
+/// Volumes that are being copied from this one, and without it would be finished by nobody. A thick snapshot is not even
+/// open until the copy begins, nor after a crash.
+fn copies_of(situation: Situation<'_>, path: &VolumePath) -> Vec<VolumePath> {
+    let source = Some(path.to_string());
+    let groups = situation.inventory.groups.values();
+    let all =
+        groups.flat_map(|group| group.volumes.values().map(|volume| (group.path(&volume.name), volume)));
+    let copies = all.filter(|(copy, volume)| copy != path && Facts::of(volume).copying == source);
+    copies.map(|(copy, _)| copy).collect()
 }
 
 /// What was made for a volume that is gone goes too.
@@ -157,6 +172,46 @@ mod tests {
         for goes in ["alone", "reads-thick", "reads-thin", "snapshot", "cow"] {
             assert_eq!(with(group.clone(), goes, &[]), [""; 0]);
         }
+    }
+
+    #[test]
+    fn what_a_copy_is_made_from_stays_until_that_is_finished_or_gone() {
+        let (mut here, mut elsewhere) = (group(&[100]), group(&[100]));
+        elsewhere.name = crate::names::VgName::parse("other").unwrap();
+        let (name, store, chunk, tags) = (path("snapshot").volume, Extents(1), None, Vec::new());
+        let snapshot = Change::SnapshotThick { origin: path("origin"), name, store, chunk, tags };
+        for change in [thick("origin"), snapshot, thick("copy"), thick("beside")] {
+            model::apply(&mut here, &change).unwrap();
+        }
+        let copy = here.volumes[&path("copy").volume].clone();
+        let copying = |of: &str| {
+            let facts = Facts { copying: Some(path(of).to_string()), ..Facts::default() };
+            let tags = facts.tags().iter().map(ToString::to_string).collect();
+            crate::lvm::Volume { tags, ..copy.clone() }
+        };
+        let next = |here: &Group, elsewhere: &Group, volume: &str, others: &[VolumePath]| {
+            let groups = [here, elsewhere].map(|group| (group.name.clone(), Arc::new(group.clone())));
+            let inventory = Inventory { groups: groups.into() };
+            remove_with(Situation { inventory: &inventory, pool: &|_| None }, &path(volume), others)
+        };
+        let goes = |next: Result<Next, Refusal>| matches!(next, Ok(Next::Do(_)));
+        assert!(goes(next(&here, &elsewhere, "snapshot", &[])), "it is copied");
+        let refused = |copies: Vec<VolumePath>| Err(Refusal::BeingCopied { path: path("snapshot"), copies });
+        let (mut with_copy, empty) = (here.clone(), elsewhere.clone());
+        with_copy.volumes.insert(path("copy").volume, copying("snapshot"));
+        elsewhere.volumes.insert(path("copy").volume, copying("snapshot"));
+        for (here, elsewhere, copies) in [
+            (&with_copy, &empty, vec![path("copy")]),
+            (&here, &elsewhere, vec![elsewhere.path(&path("copy").volume)]),
+        ] {
+            assert_eq!(next(here, elsewhere, "snapshot", &[]), refused(copies));
+            // Nor does it go with another.
+            let Ok(Next::Do(step)) = next(here, elsewhere, "beside", &[path("snapshot")]) else { panic!() };
+            assert_eq!(*step, Step::Change(Change::remove(path("beside"))));
+        }
+        assert!(goes(next(&with_copy, &elsewhere, "copy", &[])), "who gives a copy up deletes it");
+        with_copy.volumes.insert(path("copy").volume, copying("copy"));
+        assert!(goes(next(&with_copy, &elsewhere, "copy", &[])), "it keeps itself from nothing");
     }
 
     #[test]
