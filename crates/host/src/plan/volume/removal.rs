@@ -192,7 +192,11 @@ mod tests {
         let next = |here: &Group, elsewhere: &Group, volume: &str, others: &[VolumePath]| {
             let groups = [here, elsewhere].map(|group| (group.name.clone(), Arc::new(group.clone())));
             let inventory = Inventory { groups: groups.into() };
-            remove_with(Situation { inventory: &inventory, pool: &|_| None }, &path(volume), others)
+            remove_with(
+                Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None },
+                &path(volume),
+                others,
+            )
         };
         let goes = |next: Result<Next, Refusal>| matches!(next, Ok(Next::Do(_)));
         assert!(goes(next(&here, &elsewhere, "snapshot", &[])), "it is copied");
