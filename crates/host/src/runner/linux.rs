@@ -22,7 +22,7 @@ use crate::causes;
 use crate::dm::{self, Control, Cow, Pool, Raid};
 use crate::lvm::answer::Answer;
 use crate::lvm::inventory::{COLUMNS, DeviceNumber, Disk};
-use crate::lvm::metadata::{MetadataError, Version};
+use crate::lvm::metadata::{Beginning, MetadataError, Version};
 use crate::lvm::{Change, Failure, Group, Inventory, metadata};
 use crate::names::{VgName, VolumePath};
 use crate::units::Bytes;
@@ -112,17 +112,23 @@ impl Linux {
         if self.options.lvm_command_prefix.is_some() { Ok(act()) } else { self.on_host(act) }
     }
 
+    /// What metadata each disk of a group begins with, unless it does not answer.
+    fn read(&self, group: &Group) -> Vec<Option<Result<Beginning, MetadataError>>> {
+        let disks: Vec<&Path> = group.disks.iter().map(|disk| Path::new(&disk.path)).collect();
+        self.reading.read(&disks, metadata::read)
+    }
+
     /// Does something on the host's files.
     pub(crate) fn on_host<T: Send>(&self, act: impl FnOnce() -> T + Send) -> io::Result<T> {
         if !self.processes.namespaces.mounts_differ() || MOVED.get() {
             return Ok(act());
         }
         std::thread::scope(|scope| {
-            let thread = scope.spawn(|| {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, || {
                 self.processes.namespaces.move_this_thread()?;
                 MOVED.set(true);
                 Ok(act())
-            });
+            })?;
             thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread on the host panicked")))
         })
     }
@@ -309,21 +315,24 @@ impl Runner for Linux {
             if group.disks.iter().any(|disk| disk.missing || disk.is_gone()) {
                 return None;
             }
-            let read = |disk: &Disk| self.reading.read(Path::new(&disk.path), metadata::read)?.ok();
-            let mut beginnings = group.disks.iter().filter_map(read);
+            // All are asked, though one would tell: LVM reads them all, and would wait for one that does not answer.
+            let beginnings = self.read(group).into_iter().flatten().flatten();
             beginnings
-                .find(|beginning| beginning.group == group.name.as_str())
+                .filter(|beginning| beginning.group == group.name.as_str())
                 .map(|beginning| beginning.version)
+                .next()
         };
         self.on_host(read).ok().flatten()
     }
 
     fn unreadable(&self, group: &Group) -> Vec<String> {
-        let unreadable = |disk: &&Disk| {
-            let read = || self.reading.read(Path::new(&disk.path), metadata::read);
-            disk.is_gone() || matches!(read(), None | Some(Err(MetadataError::Read { .. })))
+        let unreadable = |(disk, read): &(&Disk, Option<Result<Beginning, MetadataError>>)| {
+            disk.is_gone() || matches!(read, None | Some(Err(MetadataError::Read { .. })))
         };
-        let look = || group.disks.iter().filter(unreadable).map(|disk| disk.uuid.clone()).collect();
+        let look = || {
+            let disks = group.disks.iter().zip(self.read(group)).filter(unreadable);
+            disks.map(|(disk, _)| disk.uuid.clone()).collect()
+        };
         self.on_host(look).unwrap_or_default()
     }
 
@@ -352,8 +361,7 @@ impl Runner for Linux {
     }
 
     fn raid(&self, volume: &VolumePath) -> io::Result<Option<Raid>> {
-        // With snapshots, a volume itself is a layer beneath what its users see.
-        self.told_by(volume, "-real", dm::Target::raid)
+        self.told_by(volume, beneath::BENEATH_SNAPSHOTS, dm::Target::raid)
     }
 
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>> {

@@ -1,21 +1,30 @@
-//! Reads of disks, each by a thread of its own: a dead disk never answers, and keeps who reads it for ever.
+//! Reads of disks, those of each by a thread of its own: a dead disk never answers, and keeps who reads it for ever.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A disk that has not answered for so long is not asked until it has.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Reads that have no answer yet, and since when.
-type Open = BTreeMap<(PathBuf, u64), Instant>;
+/// A thread that has had nothing to read for so long ends.
+const IDLE: Duration = Duration::from_secs(90);
 
-/// The reads that wait for their disks.
+type Read = Box<dyn FnOnce(&Path) + Send>;
+
+#[derive(Debug, Default)]
+struct State {
+    readers: BTreeMap<PathBuf, Sender<Read>>,
+    /// Reads that have no answer yet, and since when.
+    open: BTreeMap<(PathBuf, u64), Instant>,
+}
+
+/// Who reads disks.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Reading {
-    open: Arc<Mutex<Open>>,
+    state: Arc<Mutex<State>>,
 }
 
 /// Closes a read, though it panics.
@@ -26,56 +35,95 @@ struct Answering {
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.reading.open(|open| open.remove(&self.key));
+        self.reading.with(|state| state.open.remove(&self.key));
     }
 }
 
 impl Reading {
-    fn open<T>(&self, act: impl FnOnce(&mut Open) -> T) -> T {
-        act(&mut self.open.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whether a disk does not answer.
     pub(super) fn is_silent(&self, disk: &Path) -> bool {
-        self.open(|open| open.iter().any(|((path, _), since)| path == disk && since.elapsed() >= LIMIT))
+        let is_late =
+            |((path, _), since): (&(PathBuf, u64), &Instant)| path == disk && since.elapsed() >= LIMIT;
+        self.with(|state| state.open.iter().any(is_late))
     }
 
-    /// What is read from a disk, unless that does not answer in time.
+    /// What is read from each of these disks, unless that does not answer in time. None waits for another.
     pub(super) fn read<T: Send + 'static>(
         &self,
-        disk: &Path,
-        read: impl FnOnce(&Path) -> T + Send + 'static,
-    ) -> Option<T> {
-        self.read_within(LIMIT, disk, read)
+        disks: &[&Path],
+        read: impl FnOnce(&Path) -> T + Clone + Send + 'static,
+    ) -> Vec<Option<T>> {
+        self.read_within(LIMIT, disks, read)
     }
 
     fn read_within<T: Send + 'static>(
         &self,
         limit: Duration,
+        disks: &[&Path],
+        read: impl FnOnce(&Path) -> T + Clone + Send + 'static,
+    ) -> Vec<Option<T>> {
+        let deadline = Instant::now() + limit;
+        let asked: Vec<_> = disks.iter().map(|disk| self.ask(disk, read.clone())).collect();
+        let answer = |answered: Receiver<T>| {
+            answered.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
+        };
+        asked.into_iter().map(|answered| answered.and_then(answer)).collect()
+    }
+
+    fn ask<T: Send + 'static>(
+        &self,
         disk: &Path,
         read: impl FnOnce(&Path) -> T + Send + 'static,
-    ) -> Option<T> {
+    ) -> Option<Receiver<T>> {
         if self.is_silent(disk) {
             return None;
         }
-        let key = self.open(|open| {
-            let key = (disk.to_owned(), open.keys().map(|(_, number)| number + 1).max().unwrap_or(0));
-            open.insert(key.clone(), Instant::now());
-            key
-        });
-        let answering = Answering { reading: self.clone(), key };
         let (answer, answered) = sync_channel(1);
-        let act = move || {
-            let read = read(&answering.key.0);
-            drop(answering);
-            let _ = answer.send(read);
-        };
-        // It sees the host's files as this thread does.
-        if let Err(error) = std::thread::Builder::new().name("reads".into()).spawn(act) {
+        let unread = self.with(|state| {
+            let number = state.open.keys().map(|(_, number)| number + 1).max().unwrap_or(0);
+            let key = (disk.to_owned(), number);
+            state.open.insert(key.clone(), Instant::now());
+            let answering = Answering { reading: self.clone(), key };
+            let read: Read = Box::new(move |disk| {
+                let read = read(disk);
+                drop(answering);
+                let _ = answer.send(read);
+            });
+            let unheard = match state.readers.get(disk) {
+                Some(reader) => reader.send(read).map_err(|unheard| unheard.0).err(),
+                None => Some(read),
+            };
+            unheard.map(|read| {
+                let (reader, reads) = channel();
+                let _ = reader.send(read);
+                state.readers.insert(disk.to_owned(), reader);
+                reads
+            })
+        });
+        if let Some(Err(error)) = unread.map(|reads| self.begin(disk, reads)) {
             tracing::warn!(%error, "there is no thread to read a disk with");
-            return None;
         }
-        answered.recv_timeout(limit).ok()
+        Some(answered)
+    }
+
+    /// A thread that reads a disk, and sees the host's files as this one does.
+    fn begin(&self, disk: &Path, reads: Receiver<Read>) -> std::io::Result<()> {
+        let (reading, disk) = (self.clone(), disk.to_owned());
+        let go = move || loop {
+            let next = reads.recv_timeout(IDLE).or_else(|_| {
+                // Whoever asks does so with the same lock: nobody's read is left behind.
+                reading.with(|state| reads.try_recv().inspect_err(|_| drop(state.readers.remove(&disk))))
+            });
+            match next {
+                Ok(read) => read(&disk),
+                Err(_) => return,
+            }
+        };
+        std::thread::Builder::new().name("reads".into()).spawn(go).map(drop)
     }
 }
 
@@ -89,21 +137,20 @@ mod tests {
     fn a_disk_that_does_not_answer_is_not_asked_until_it_has_and_others_are() {
         let (reading, dead, well) = (Reading::default(), Path::new("/dev/dead"), Path::new("/dev/well"));
         let (let_go, held) = channel::<()>();
-        assert_eq!(
-            reading.read_within(Duration::ZERO, dead, move |_| {
-                let _ = held.recv();
-            }),
-            None
-        );
+        let held = Arc::new(Mutex::new(held));
+        let hangs = move |_: &Path| {
+            let _ = held.lock().unwrap().recv();
+        };
+        assert_eq!(reading.read_within(Duration::ZERO, &[dead], hangs), [None]);
         assert!(!reading.is_silent(dead), "it has just been asked");
-        reading.open(|open| open.values_mut().for_each(|since| *since = Instant::now() - LIMIT));
+        reading.with(|state| state.open.values_mut().for_each(|since| *since = Instant::now() - LIMIT));
         assert!(reading.is_silent(dead) && !reading.is_silent(well));
-        assert_eq!(reading.read(dead, |_| panic!("it is asked once more")), None::<()>);
-        assert_eq!(reading.read(well, |disk| disk.to_owned()).as_deref(), Some(well));
+        assert_eq!(reading.read(&[dead], |_| panic!("it is asked once more")), [None::<()>]);
+        assert_eq!(reading.read(&[dead, well], |disk| disk.to_owned()), [None, Some(well.to_owned())]);
         drop(let_go);
         while reading.is_silent(dead) {
             std::thread::yield_now();
         }
-        assert_eq!(reading.read(dead, |_| 7), Some(7));
+        assert_eq!(reading.read(&[dead], |_| 7), [Some(7)]);
     }
 }

@@ -78,9 +78,9 @@ impl<R: Runner> Volumes<R> {
         if let Some(stuck) = self.stuck(name) {
             return Err(NoTurn::Stuck(stuck).into());
         }
-        known.as_deref().map_or(Ok(()), |group| self.answers(group))?;
         let doubts = self.doubts.until_now(name);
         let on_disk = known.as_ref().and_then(|group| self.runner.sequence_number(group));
+        known.as_deref().map_or(Ok(()), |group| self.answers(group))?;
         match self.report(name, known.as_deref()) {
             Ok(mut inventory) => {
                 if let Some(group) = inventory.groups.remove(name) {
@@ -95,9 +95,12 @@ impl<R: Runner> Volumes<R> {
             }
             Err(Failure::NotFound(_)) => self.lose(name),
             Err(failure) => {
-                // What is known of it stays: its volumes are somebody's.
-                if matches!(failure, Failure::Foreign(_)) && lock(&self.foreign).insert(name.clone()) {
-                    self.tell_all();
+                if matches!(failure, Failure::Foreign(_)) {
+                    // What is known of it stays: its volumes are somebody's. None of them is a copy that we make.
+                    lock(&self.unseen).remove(name);
+                    if lock(&self.foreign).insert(name.clone()) {
+                        self.tell_all();
+                    }
                 }
                 return Err(failure.into());
             }

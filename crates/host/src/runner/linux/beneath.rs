@@ -8,15 +8,22 @@ use crate::dm::{Control, Target};
 use crate::lvm::inventory::DeviceNumber;
 use crate::names::VolumePath;
 
+/// With snapshots, a volume itself is this layer beneath what its users see.
+pub(super) const BENEATH_SNAPSHOTS: &str = "-real";
+
 impl Linux {
     /// Whether a device leads to a disk that is gone, and cannot do without it.
     pub(crate) fn is_orphaned(&self, name: &str) -> io::Result<bool> {
         is_orphaned(&self.control()?, name)
     }
 
-    /// Whether an image of a RAID device leads to a disk that is gone.
-    pub(crate) fn has_lost_images(&self, name: &str) -> io::Result<bool> {
-        Ok(!lost(&self.control()?, name)?.is_empty())
+    /// Whether an image of a RAID volume leads to a disk that is gone.
+    pub(crate) fn has_lost_images(&self, volume: &VolumePath) -> io::Result<bool> {
+        let control = self.control()?;
+        let name = volume.mapper_name();
+        let beneath = format!("{name}{BENEATH_SNAPSHOTS}");
+        let raid = if control.device(&beneath)?.is_some() { beneath } else { name };
+        Ok(!lost(&control, &raid)?.is_empty())
     }
 
     /// What the device of a volume says, or that of this layer beneath it if there is one.
