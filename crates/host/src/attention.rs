@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use self::stores::Stores;
 use crate::desired::{ClassKind, Desired};
-use crate::dm::{Cow, PoolState, Target};
+use crate::dm::{Cow, PoolState};
 use crate::facts::Facts;
 use crate::lvm::inventory::{DeviceNumber, Kind};
 use crate::lvm::{Group, Inventory, Volume};
@@ -50,8 +50,7 @@ pub fn follow(
         let (mut afterwards, mut attended) = (0, BTreeMap::new());
         loop {
             wake(&volumes, &desired(), &mut attended);
-            let may_fill = |group: &Arc<Group>| group.volumes.values().any(|volume| may_overflow(group, volume));
-            let is_filling = volumes.inventory().groups.values().any(may_fill);
+            let is_filling = is_filling(&desired(), &volumes.inventory());
             let limit = if afterwards > 0 || is_filling { WHILE_FILLING } else { SILENCE };
             match events::heard(&events, devices.as_ref(), limit) {
                 Ok(true) => afterwards = AFTERWARDS,
@@ -94,6 +93,25 @@ fn wake(volumes: &Arc<Volumes<Linux>>, desired: &Arc<Desired>, attended: &mut BT
     }
 }
 
+/// Whether there is a store that we watch and that is not lost yet.
+fn is_filling(desired: &Desired, inventory: &Inventory) -> bool {
+    inventory.groups.values().any(|group| {
+        let is_thick = is_thick(desired, &group.name);
+        let fills = |volume: &Volume| may_overflow(group, volume) && !volume.has_overflowed();
+        group.volumes.values().any(|volume| is_watched(volume, is_thick) && fills(volume))
+    })
+}
+
+/// Whether volumes of a class lie in a group itself.
+fn is_thick(desired: &Desired, group: &VgName) -> bool {
+    desired.classes.iter().any(|class| matches!(class.kind, ClassKind::Thick) && class.group == *group)
+}
+
+/// Whether it is a copy-on-write snapshot whose store we extend: ours, and anybody's beside volumes of a thick class.
+fn is_watched(volume: &Volume, is_thick: bool) -> bool {
+    matches!(volume.kind, Kind::Cow { .. }) && (is_thick || is_our_store(volume))
+}
+
 /// The groups that concern us: those of classes, and those in which we have made snapshots that may overflow.
 fn concerned(desired: &Desired, inventory: &Inventory) -> BTreeSet<VgName> {
     let has_stores = |group: &&Arc<Group>| {
@@ -112,11 +130,17 @@ struct Attention {
     /// Whether it is known not to be there.
     is_missing: bool,
     states: BTreeMap<VolumePath, State>,
-    /// RAID volumes that were brought to disks that are back, with the disks that there were then.
-    brought_back: BTreeMap<VolumePath, Vec<Option<DeviceNumber>>>,
+    brought_back: BTreeMap<VolumePath, BroughtBack>,
     stores: Stores,
     /// What cannot be helped, and was told.
     lost: BTreeSet<(VolumePath, &'static str)>,
+}
+
+/// Whether a RAID volume was brought to disks that are back.
+#[derive(Default)]
+struct BroughtBack {
+    to: Vec<Option<DeviceNumber>>,
+    attempts_left: u32,
 }
 
 impl Attention {
@@ -188,6 +212,8 @@ impl Attention {
     /// RAID whose disk was pulled out goes on without it, and does not take it back by itself. When all disks are there
     /// again it is brought to them, once: a disk that goes on failing is left to people.
     fn bring_images_back(&mut self) {
+        /// The group may be busy, or a disk of it silent, just then.
+        const ATTEMPTS: u32 = 3;
         let inventory = self.volumes.inventory();
         let Some(group) = inventory.groups.get(&self.group) else { return };
         if group.disks.iter().any(|disk| disk.missing || disk.is_gone()) {
@@ -198,18 +224,24 @@ impl Attention {
         let runner = self.volumes.runner();
         for volume in group.volumes.values().filter(|volume| is_raid(&volume.kind)) {
             let path = group.path(&volume.name);
-            if !runner.has_lost_images(&path.mapper_name()).unwrap_or(false) {
+            if !runner.has_lost_images(&path).unwrap_or(false) {
                 self.brought_back.remove(&path);
                 continue;
             }
-            if self.brought_back.insert(path.clone(), disks.clone()).as_ref() == Some(&disks) {
+            let brought = self.brought_back.entry(path.clone()).or_default();
+            if brought.to != disks {
+                *brought = BroughtBack { to: disks.clone(), attempts_left: ATTEMPTS };
+            }
+            if brought.attempts_left == 0 {
                 continue;
             }
             match self.volumes.bring_back(&path) {
                 Ok(()) => {
+                    brought.attempts_left = 0;
                     tracing::warn!(volume = %path, "a disk of RAID is back, and gets what it has missed");
                 }
                 Err(error) => {
+                    brought.attempts_left -= 1;
                     tracing::error!(volume = %path, %error, "a disk of RAID is back, and cannot be used again");
                 }
             }
@@ -242,15 +274,11 @@ impl Attention {
     fn extend_stores(&mut self, desired: &Desired) -> Option<Duration> {
         let inventory = self.volumes.inventory();
         let group = inventory.groups.get(&self.group)?;
-        let is_thick = desired
-            .classes
-            .iter()
-            .any(|class| matches!(class.kind, ClassKind::Thick) && class.group == self.group);
-        let is_watched =
-            |volume: &&Volume| matches!(volume.kind, Kind::Cow { .. }) && (is_thick || is_our_store(volume));
+        let is_thick = is_thick(desired, &self.group);
         // Whether they are active, device-mapper knows better than we: that others have activated something raises no
         // sequence number.
-        let watched: Vec<&Volume> = group.volumes.values().filter(is_watched).collect();
+        let watched: Vec<&Volume> =
+            group.volumes.values().filter(|volume| is_watched(volume, is_thick)).collect();
         let paths: Vec<VolumePath> = watched.iter().map(|volume| group.path(&volume.name)).collect();
         self.lost.retain(|(snapshot, _)| paths.contains(snapshot));
         self.stores.retain(&paths);
@@ -320,11 +348,11 @@ fn states(volumes: &Volumes<Linux>, group: &VgName) -> BTreeMap<VolumePath, Stat
                     pool.metadata.percent()
                 ),
             }),
-            kind if is_raid(kind) => {
-                let device = runner.device(&path.mapper_name()).ok().flatten();
-                let raid = device.and_then(|device| device.targets.iter().find_map(Target::raid));
-                raid.map(|raid| State { is_good: !raid.health.contains('D'), told: format!("RAID {raid}") })
-            }
+            kind if is_raid(kind) => runner
+                .raid(&path)
+                .ok()
+                .flatten()
+                .map(|raid| State { is_good: !raid.is_degraded(), told: format!("RAID {raid}") }),
             Kind::Thick(_) | Kind::Thin { .. } | Kind::Cow { .. } | Kind::Other(_) => None,
         };
         states.extend(state.map(|state| (path, state)));
@@ -358,6 +386,7 @@ mod tests {
             let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
             let groups = concerned(&Desired::default(), &inventory);
             assert_eq!(groups.len(), usize::from(is_attended), "{store:?} {facts:?}");
+            assert_eq!(is_filling(&Desired::default(), &inventory), is_attended, "{store:?} {facts:?}");
         }
     }
 }

@@ -364,6 +364,11 @@ impl Raid {
         self.sync.used >= self.sync.total
     }
 
+    /// Whether it has lost an image.
+    pub fn is_degraded(&self) -> bool {
+        self.health.contains('D')
+    }
+
     /// Whether its images are just compared, or made to agree.
     pub fn is_at_work(&self) -> bool {
         self.action != "idle"

@@ -51,7 +51,7 @@ impl VgService for Service {
                 let volumes = group.volumes.values().filter(|volume| told::is_listed(class, volume));
                 let told = volumes.map(|volume| {
                     let path = group.path(&volume.name);
-                    told::volume(&path, volume, told::device(engine, &path).as_ref())
+                    told::volume(&path, volume, &told::Now::of(engine, &path))
                 });
                 Ok(told.collect())
             })

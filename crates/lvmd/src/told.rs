@@ -9,15 +9,29 @@ use lvms_host::lvm::Group;
 use lvms_host::lvm::inventory::{Kind, Volume};
 use lvms_host::names::VolumePath;
 use lvms_host::plan::volume::is_half_made;
-use lvms_host::runner::Linux;
+use lvms_host::runner::{Linux, Runner};
 use lvms_host::units::Bytes;
 use lvms_host::volumes::Volumes as Engine;
 
 use crate::proto::{LogicalVolume, ThinPoolItem, WatchItem};
 
-/// The device of a volume, if it has one.
-pub(crate) fn device(engine: &Arc<Engine<Linux>>, path: &VolumePath) -> Option<Device> {
-    engine.runner().device(&path.mapper_name()).ok().flatten()
+/// How a volume is now, which LVM's metadata does not tell.
+#[derive(Debug, Default)]
+pub(crate) struct Now {
+    /// Its device, if it has one.
+    device: Option<Device>,
+    is_degraded: bool,
+}
+
+impl Now {
+    pub(crate) fn of(engine: &Arc<Engine<Linux>>, path: &VolumePath) -> Now {
+        let runner = engine.runner();
+        let raid = runner.raid(path).ok().flatten();
+        Now {
+            device: runner.device(&path.mapper_name()).ok().flatten(),
+            is_degraded: raid.is_some_and(|raid| raid.is_degraded()),
+        }
+    }
 }
 
 /// Whether a volume is among those of a class: of a thick one all that are neither pools nor in one. What is not
@@ -37,8 +51,9 @@ pub(crate) fn is_finished(volume: &Volume) -> bool {
     !(facts.is_unfinished(volume.size) || facts.snapshot && is_half_made(volume))
 }
 
-/// A volume, with its device as it is now.
-pub(crate) fn volume(path: &VolumePath, volume: &Volume, device: Option<&Device>) -> LogicalVolume {
+/// A volume as it is now.
+pub(crate) fn volume(path: &VolumePath, volume: &Volume, now: &Now) -> LogicalVolume {
+    let device = now.device.as_ref();
     LogicalVolume {
         name: path.volume.to_string(),
         dev_major: device.map_or(0, |device| device.number.major),
@@ -46,12 +61,13 @@ pub(crate) fn volume(path: &VolumePath, volume: &Volume, device: Option<&Device>
         tags: volume.tags.clone(),
         size_bytes: signed(volume.size),
         path: format!("/dev/{path}"),
-        attr: attributes(volume, device),
+        attr: attributes(volume, now),
     }
 }
 
 /// As lvs(8) would print them now: LVM told them once, and what has changed since without LVM the device tells.
-fn attributes(volume: &Volume, device: Option<&Device>) -> String {
+fn attributes(volume: &Volume, now: &Now) -> String {
+    let device = now.device.as_ref();
     let mut letters: Vec<char> = volume.attributes.chars().collect();
     letters.resize(10, '-');
     // A snapshot that has overflowed says so in the place of its state.
@@ -63,8 +79,7 @@ fn attributes(volume: &Volume, device: Option<&Device>) -> String {
         };
     }
     letters[5] = if device.is_some_and(|device| device.open > 0) { 'o' } else { '-' };
-    let mut raids = device.iter().flat_map(|device| &device.targets).filter_map(lvms_host::dm::Target::raid);
-    if letters[8] == '-' && raids.any(|raid| raid.health.contains('D')) {
+    if letters[8] == '-' && now.is_degraded {
         letters[8] = 'r';
     }
     letters.into_iter().collect()
@@ -147,9 +162,9 @@ mod tests {
         }
     }
 
-    fn opened(open: u32, suspended: bool) -> Device {
+    fn opened(open: u32, suspended: bool) -> Now {
         let number = DeviceNumber { major: 253, minor: 7 };
-        Device { number, open, suspended, targets: Vec::new() }
+        Now { device: Some(Device { number, open, suspended, targets: Vec::new() }), is_degraded: false }
     }
 
     #[test]
@@ -170,26 +185,28 @@ mod tests {
     #[test]
     fn attributes_say_how_the_device_is_now() {
         let mut volume = lv(thick(), &[]);
-        assert_eq!(attributes(&volume, None), "-wi-------");
-        assert_eq!(attributes(&volume, Some(&opened(0, false))), "-wi-a-----");
-        assert_eq!(attributes(&volume, Some(&opened(1, true))), "-wi-so----");
+        let none = Now::default();
+        assert_eq!(attributes(&volume, &none), "-wi-------");
+        assert_eq!(attributes(&volume, &opened(0, false)), "-wi-a-----");
+        assert_eq!(attributes(&volume, &opened(1, true)), "-wi-so----");
+        assert_eq!(attributes(&volume, &Now { is_degraded: true, ..opened(0, false) }), "-wi-a---r-");
         volume.attributes = "swi-I-s---".into();
-        assert_eq!(attributes(&volume, Some(&opened(0, false))), "swi-I-s---");
+        assert_eq!(attributes(&volume, &opened(0, false)), "swi-I-s---");
         volume.attributes = String::new();
-        assert_eq!(attributes(&volume, None).len(), 10);
+        assert_eq!(attributes(&volume, &none).len(), 10);
     }
 
     #[test]
     fn a_volume_has_the_numbers_of_its_device_or_none() {
-        let volume = |device: Option<&Device>| {
+        let volume = |now: &Now| {
             let path =
                 VolumePath { group: VgName::parse("vg").unwrap(), volume: LvName::parse("v").unwrap() };
-            super::volume(&path, &lv(thick(), &["t"]), device)
+            super::volume(&path, &lv(thick(), &["t"]), now)
         };
-        let active = volume(Some(&opened(0, false)));
+        let active = volume(&opened(0, false));
         assert_eq!((active.dev_major, active.dev_minor, active.path.as_str()), (253, 7, "/dev/vg/v"));
         assert_eq!((active.size_bytes, active.tags), (4 << 20, vec!["t".to_owned()]));
-        let inactive = volume(None);
+        let inactive = volume(&Now::default());
         assert_eq!((inactive.dev_major, inactive.dev_minor), (0, 0));
     }
 

@@ -198,7 +198,7 @@ fn made(engine: &Arc<Engine<Linux>>, path: &VolumePath, until: Instant) -> Resul
     if !volume.active {
         engine.activate(path, Some(until)).map_err(|error| status::of_volumes(&error))?;
     }
-    Ok(told::volume(path, volume, told::device(engine, path).as_ref()))
+    Ok(told::volume(path, volume, &told::Now::of(engine, path)))
 }
 
 /// The volume as it is now. That there is none is known only when its group was looked at.

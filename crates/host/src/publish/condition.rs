@@ -1,7 +1,7 @@
 //! How a published volume is, as the kernel has it now.
 
 use super::PublishError;
-use crate::dm::{PoolState, Raid, Target};
+use crate::dm::{PoolState, Raid};
 use crate::lvm::inventory::Kind;
 use crate::names::VolumePath;
 use crate::runner::{Linux, Runner};
@@ -33,8 +33,7 @@ impl Volumes<Linux> {
 
     /// The RAID whose images do not all have the same bytes yet.
     fn syncing(&self, path: &VolumePath) -> Option<Raid> {
-        let device = self.runner().device(&path.mapper_name()).ok().flatten()?;
-        device.targets.iter().find_map(Target::raid).filter(|raid| !raid.is_in_sync())
+        self.runner().raid(path).ok().flatten().filter(|raid| !raid.is_in_sync())
     }
 
     fn problems(&self, path: &VolumePath) -> Vec<String> {
@@ -64,11 +63,11 @@ impl Volumes<Linux> {
                         .to_owned()
                 });
             }
-            for raid in device.targets.iter().filter_map(Target::raid) {
-                if raid.health.contains('D') {
-                    problems.push(format!("RAID is degraded: {raid}"));
-                }
-            }
+        }
+        if let Ok(Some(raid)) = linux.raid(path)
+            && raid.is_degraded()
+        {
+            problems.push(format!("RAID is degraded: {raid}"));
         }
         if let Kind::Thin { pool, .. } = &volume.kind {
             let pool = VolumePath { group: path.group.clone(), volume: pool.clone() };
