@@ -32,6 +32,8 @@ pub use following::Following;
 pub use linux::{Linux, Options};
 pub(crate) use mounts::is_not_mounted;
 pub use mounts::{Amounts, ProbeError, Usage};
+#[cfg(test)]
+pub(crate) use process::Processes;
 pub use process::{Finished, Intent, ProcessError, Program};
 
 /// How far a long work has come: bytes done, of all.

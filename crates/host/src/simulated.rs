@@ -61,6 +61,8 @@ struct State {
     published: Result<Option<PathBuf>, io::ErrorKind>,
     /// Where all volumes are published as soon as LVM could not remove one.
     published_then: Option<PathBuf>,
+    /// How the next change ends.
+    next_failure: Option<Failure>,
     /// Volumes that a killed command has left suspended.
     suspended: Vec<VolumePath>,
     /// Groups of which a disk's cache may hold something.
@@ -149,6 +151,7 @@ impl Simulated {
             published: Ok(None),
             published_then: None,
             suspended: Vec::new(),
+            next_failure: None,
             unkept: BTreeSet::new(),
             is_synchronising: false,
             meanwhile: None,
@@ -294,6 +297,11 @@ impl Simulated {
     /// A killed command has left a volume suspended.
     pub fn suspend(&self, volume: VolumePath) {
         self.state().suspended.push(volume);
+    }
+
+    /// The next change ends like this.
+    pub fn end_with(&self, failure: Failure) {
+        self.state().next_failure = Some(failure);
     }
 
     /// Where all volumes are published as soon as LVM could not remove one.
@@ -465,6 +473,9 @@ impl Runner for Simulated {
 
     fn change(&self, change: &Change) -> Result<(), Failure> {
         let mut state = self.state();
+        if let Some(failure) = state.next_failure.take() {
+            return Err(failure);
+        }
         state.effect(|| change.arguments().join(" ")).map_err(Failure::Other)?;
         if let Change::Remove { path, others } = change {
             // LVM removes none of them when one cannot go.

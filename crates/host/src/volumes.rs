@@ -90,6 +90,8 @@ pub struct Volumes<R> {
     doubts: Doubts,
     /// Groups that could not be looked at at the start, and were not since.
     unseen: Mutex<BTreeSet<VgName>>,
+    /// Volumes that go on as they had been before a command was killed, and have to be what LVM's metadata says.
+    unrefreshed: Mutex<BTreeSet<VolumePath>>,
     /// Groups that belong to another host, as far as is known now.
     foreign: Mutex<BTreeSet<VgName>>,
     written: Mutex<BTreeMap<VgName, Written>>,
@@ -120,6 +122,7 @@ impl<R: Runner> Volumes<R> {
             known: watch::Sender::new(inventory),
             doubts: Doubts::default(),
             unseen: Mutex::new(unseen),
+            unrefreshed: Mutex::default(),
             foreign: Mutex::default(),
             written: Mutex::default(),
             works: Mutex::default(),
@@ -127,7 +130,7 @@ impl<R: Runner> Volumes<R> {
         });
         for (group, resumed) in resumed {
             // What does not end holds its group up.
-            let _told = volumes.refresh(&volumes.queue(group), resumed);
+            let _told = volumes.refresh(&volumes.queue(group), group, resumed);
         }
         Ok(volumes)
     }
@@ -158,7 +161,7 @@ impl<R: Runner> Volumes<R> {
         let mut groups = vec![path.group.clone()];
         groups.extend(wish.source.as_ref().map(|source| source.group.clone()));
         let places = Shape::of_options(&wish.options).disks > 1;
-        if Shape::is_contiguous(&wish.options) {
+        if Shape::is_contiguous(&wish.options) && self.may_have_room(&path.group) {
             self.forget(&path.group);
         }
         self.settle(&path, &groups, places, deadline, |situation| volume::create(situation, wish))?;
@@ -268,7 +271,7 @@ impl<R: Runner> Volumes<R> {
         let _turn = self.turn(&queue, group, None)?;
         // Somebody's command may have been killed.
         match self.runner.recover(group) {
-            Ok(resumed) => self.refresh(&queue, resumed)?,
+            Ok(resumed) => self.refresh(&queue, group, resumed)?,
             Err(error) => {
                 tracing::debug!(group = %group, %error, "suspended devices could not be looked for");
             }
@@ -285,12 +288,12 @@ impl<R: Runner> Volumes<R> {
         let mut inventory = self.inventory();
         // Where LVM has put what was made last is known only from LVM.
         let several = Shape::of_options(options).disks > 1;
-        let is_contiguous = Shape::is_contiguous(options);
-        if is_contiguous {
+        let is_measured = !Shape::is_contiguous(options) || !self.may_have_room(&class.group);
+        if !is_measured {
             self.forget(&class.group);
         }
         let group = inventory.groups.get(&class.group);
-        if group.is_some_and(|group| is_contiguous || !group.is_placed_for(several)) {
+        if group.is_some_and(|group| !is_measured || !group.is_placed_for(several)) {
             if !self.look_for_room(&class.group) {
                 return Ok(Bytes::ZERO);
             }

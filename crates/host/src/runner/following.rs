@@ -176,8 +176,9 @@ mod tests {
     #[test]
     fn what_nobody_answers_is_not_asked_for_ever() {
         let ask = |word: &str| {
-            let processes = Processes { namespaces: Default::default(), group: None, held: None };
-            processes.run(&Program::looks(["echo", word], Duration::from_secs(60))).map(|done| done.text())
+            Processes::here()
+                .run(&Program::looks(["echo", word], Duration::from_secs(60)))
+                .map(|done| done.text())
         };
         let (first, second) = (Unanswered::new("echo silent"), Unanswered::new("echo silent"));
         let refused = ask("silent").unwrap_err();

@@ -242,7 +242,7 @@ impl ControlGroup {
 
 /// Starts programs.
 #[derive(Debug)]
-pub(super) struct Processes {
+pub(crate) struct Processes {
     pub(super) namespaces: Namespaces,
     /// The host's control group for our children, where there is one.
     pub(super) group: Option<ControlGroup>,
@@ -251,6 +251,11 @@ pub(super) struct Processes {
 }
 
 impl Processes {
+    #[cfg(test)]
+    pub(crate) fn here() -> Processes {
+        Processes { namespaces: Namespaces::default(), group: None, held: None }
+    }
+
     /// The same, and what is started keeps this open.
     pub(super) fn holding(&self, held: OwnedFd) -> io::Result<Processes> {
         let group = self.group.as_ref().map(ControlGroup::try_clone).transpose()?;
@@ -258,7 +263,7 @@ impl Processes {
     }
 
     /// Runs a program to its end or its deadline.
-    pub(super) fn run(&self, program: &Program) -> Result<Finished, ProcessError> {
+    pub(crate) fn run(&self, program: &Program) -> Result<Finished, ProcessError> {
         if program.intent == Intent::Looks && is_unanswered(&program.words()) {
             return Err(ProcessError::Unanswered { program: program.words() });
         }
@@ -358,17 +363,13 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(60);
 
-    fn processes() -> Processes {
-        Processes { namespaces: Namespaces::default(), group: None, held: None }
-    }
-
     fn sh(script: &str) -> Program {
         Program::looks(["sh", "-c", script], SOON)
     }
 
     #[test]
     fn output_complaint_and_status_are_kept_apart() {
-        let finished = processes().run(&sh("echo out; echo err >&2; exit 3")).unwrap();
+        let finished = Processes::here().run(&sh("echo out; echo err >&2; exit 3")).unwrap();
         assert_eq!((finished.stdout.as_slice(), finished.stderr.as_slice()), (&b"out\n"[..], &b"err\n"[..]));
         assert_eq!(finished.status.code(), Some(3));
     }
@@ -376,13 +377,13 @@ mod tests {
     #[test]
     fn output_larger_than_a_pipe_is_read_whole() {
         let finished =
-            processes().run(&sh("head -c 3000000 /dev/zero; head -c 300000 /dev/zero >&2")).unwrap();
+            Processes::here().run(&sh("head -c 3000000 /dev/zero; head -c 300000 /dev/zero >&2")).unwrap();
         assert_eq!((finished.stdout.len(), finished.stderr.len()), (3_000_000, 300_000));
     }
 
     #[test]
     fn the_environment_is_ours_alone() {
-        let text = processes().run(&sh("env").env("LVM_SYSTEM_DIR", "/x")).unwrap().text();
+        let text = Processes::here().run(&sh("env").env("LVM_SYSTEM_DIR", "/x")).unwrap().text();
         let mut keys: Vec<&str> = text.lines().filter_map(|line| line.split('=').next()).collect();
         keys.sort_unstable();
         assert_eq!(keys, ["LC_ALL", "LVM_SYSTEM_DIR", "PATH", "PWD"]);
@@ -391,9 +392,10 @@ mod tests {
     #[test]
     fn a_kernel_that_makes_no_children_in_groups_is_served_too() {
         let program = sh("echo out; echo err >&2; exit 3").env("KEY", "value");
-        for born in
-            [processes().start_there(&program).unwrap(), processes().start_and_move(&program).unwrap()]
-        {
+        for born in [
+            Processes::here().start_there(&program).unwrap(),
+            Processes::here().start_and_move(&program).unwrap(),
+        ] {
             let finished = Following::new(born).unwrap().to_the_end().unwrap();
             assert_eq!((finished.text().as_str(), finished.stderr.as_slice()), ("out", &b"err\n"[..]));
             assert_eq!(finished.status.code(), Some(3));
@@ -415,7 +417,7 @@ mod tests {
             // It ends when nothing of the pipe is left with us.
             let reads = format!("/proc/{}/fd/{}", std::process::id(), reader.as_raw_fd());
             let waits = Program::looks(["cat", &reads], SOON);
-            let born = start(&processes().holding(claim.share().unwrap()).unwrap(), &waits);
+            let born = start(&Processes::here().holding(claim.share().unwrap()).unwrap(), &waits);
             drop(claim);
             assert!(take().is_none());
             let following = Following::new(born).unwrap();
@@ -436,9 +438,10 @@ mod tests {
         let script = "cat; pwd; ps -o pgid= -p $$; echo $$; grep -E 'Sig(Ign|Blk)' /proc/self/status";
         let changes = Program::changes(["sh", "-c", script], SOON);
         for (program, ignored) in [(sh(script), 0), (changes, BROKEN_PIPE)] {
-            for born in
-                [processes().start_there(&program).unwrap(), processes().start_and_move(&program).unwrap()]
-            {
+            for born in [
+                Processes::here().start_there(&program).unwrap(),
+                Processes::here().start_and_move(&program).unwrap(),
+            ] {
                 let text = Following::new(born).unwrap().to_the_end().unwrap().text();
                 let words: Vec<&str> = text.split_whitespace().collect();
                 let signals = |position: usize| u64::from_str_radix(words[position], 16).unwrap();
@@ -457,7 +460,7 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, &way, rustix::fs::Mode::RWXU).unwrap();
         let argv = [OsStr::new("sh"), OsStr::new("-c"), OsStr::new(script), way.as_os_str()];
         let Born { pid, stdout, stderr, .. } =
-            processes().start_there(&Program::changes(argv, SOON)).unwrap();
+            Processes::here().start_there(&Program::changes(argv, SOON)).unwrap();
         drop((stdout, stderr));
         std::fs::write(&way, "now\n").unwrap();
         rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap();
@@ -471,14 +474,14 @@ mod tests {
     fn a_program_that_looks_is_killed_at_its_deadline() {
         let mut program = sh("sleep 1000 & sleep 1000");
         program.limit = Duration::from_millis(50);
-        assert!(matches!(processes().run(&program), Err(ProcessError::TooSlow { .. })));
+        assert!(matches!(Processes::here().run(&program), Err(ProcessError::TooSlow { .. })));
     }
 
     #[test]
     fn a_program_that_changes_something_is_never_killed_and_can_be_followed_on() {
         let mut program = sh("sleep 0.3; echo done");
         (program.intent, program.limit) = (Intent::Changes, Duration::from_millis(10));
-        let Err(ProcessError::StillRunning { rest, .. }) = processes().run(&program) else {
+        let Err(ProcessError::StillRunning { rest, .. }) = Processes::here().run(&program) else {
             panic!("it ended early")
         };
         let finished = rest.to_the_end().unwrap();
@@ -488,14 +491,14 @@ mod tests {
 
     #[test]
     fn a_daemon_left_behind_does_not_hold_its_parent_up() {
-        let finished = processes().run(&sh("sleep 30 & echo $!")).unwrap();
+        let finished = Processes::here().run(&sh("sleep 30 & echo $!")).unwrap();
         let daemon: i32 = finished.text().parse().unwrap();
         rustix::process::kill_process(Pid::from_raw(daemon).unwrap(), Signal::KILL).unwrap();
     }
 
     #[test]
     fn a_program_that_is_not_there_is_named() {
-        let error = processes().run(&Program::looks(["no-such-program"], SOON)).unwrap_err();
+        let error = Processes::here().run(&Program::looks(["no-such-program"], SOON)).unwrap_err();
         assert_eq!(error.to_string(), "no-such-program could not be started");
     }
 

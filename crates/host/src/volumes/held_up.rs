@@ -55,16 +55,23 @@ impl<R: Runner> Volumes<R> {
 
     /// Lets go on what a killed command has left suspended, in the group's turn.
     pub(super) fn recover(self: &Arc<Self>, queue: &Arc<Queue>, group: &VgName) -> Result<(), NoTurn> {
-        self.refresh(queue, resume(&*self.runner, group))
+        self.refresh(queue, group, resume(&*self.runner, group))
     }
 
-    /// Brings volumes that were resumed as they had been to what LVM's metadata says.
+    /// Brings volumes that were resumed as they had been to what LVM's metadata says, and those that had to wait.
     pub(super) fn refresh(
         self: &Arc<Self>,
         queue: &Arc<Queue>,
+        group: &VgName,
         resumed: Vec<VolumePath>,
     ) -> Result<(), NoTurn> {
-        for path in resumed {
+        lock(&self.unrefreshed).extend(resumed);
+        let next = || {
+            let mut unrefreshed = lock(&self.unrefreshed);
+            let path = unrefreshed.iter().find(|path| path.group == *group)?.clone();
+            unrefreshed.take(&path)
+        };
+        while let Some(path) = next() {
             match self.command(queue, &Change::Refresh { path: path.clone() }) {
                 Err(Error::NoTurn(reason)) => return Err(reason),
                 Err(error) => {
@@ -112,7 +119,10 @@ pub(super) fn resume<R: Runner>(runner: &R, group: &VgName) -> Vec<VolumePath> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::runner::{ProcessError, Processes, Program};
     use crate::simulated::history::{Class, device_class, path};
     use crate::simulated::{Simulated, group};
     use crate::units::Bytes;
@@ -130,6 +140,26 @@ mod tests {
             volumes.look_in_turn(&path(0).group).unwrap();
             assert_eq!(refreshed(), 2);
         }
+    }
+
+    #[test]
+    fn all_that_was_left_suspended_is_refreshed_though_one_refresh_takes_long() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        let started = Processes::here().run(&Program::changes(["sleep", "0.1"], Duration::ZERO));
+        let Err(ProcessError::StillRunning { program, pid, limit, rest }) = started else {
+            panic!("{started:?} has ended")
+        };
+        host.end_with(Failure::Stuck { pid, program, limit, rest });
+        for volume in [0, 1, 2] {
+            host.suspend(path(volume));
+        }
+        let volumes = Volumes::open(Arc::clone(&host), &[&path(0).group]).unwrap();
+        while volumes.stuck(&path(0).group).is_some() {
+            std::thread::yield_now();
+        }
+        let refreshed =
+            host.history().iter().filter(|act| act.starts_with("lvchange --yes --refresh")).count();
+        assert_eq!(refreshed, 2, "and the one that took long");
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub(super) fn take(group: &mut Group, before: &Group, change: &Change) {
 }
 
 impl<R: Runner> Volumes<R> {
-    /// Whether LVM may tell of more room in a group's metadata than is known: nothing is refused before it was asked.
+    /// Whether LVM may tell of more room in a group than is known: nothing is refused before it was asked.
     pub(super) fn may_have_room(&self, group: &VgName) -> bool {
         self.inventory().groups.get(group).is_some_and(|group| !group.measured)
     }

@@ -79,39 +79,39 @@ impl Linux {
             return Ok(Vec::new());
         };
         let control = self.control()?;
-        let resumed = self.suspended_devices(group)?;
+        let suspended = self.suspended_devices(group)?;
         // What was to come is thrown away, and with it what nobody needs then.
         let mut devices = self.devices_of(group)?;
         devices.sort_by_key(|name| depth(name));
         for name in &devices {
-            crash::point("clear", "before");
-            control.clear(name)?;
-            crash::point("clear", "after");
+            mend(name, "clear", || control.clear(name));
         }
-        let mut done = Ok(());
+        // One device that cannot be mended does not hold the others up.
+        let now = |name: &str| control.device(name).ok().flatten();
         for name in &devices {
-            if control.device(name)?.is_some_and(|device| is_left_over(name, &device)) {
+            if now(name).is_some_and(|device| is_left_over(name, &device)) {
                 tracing::warn!(device = name, "a device that was left over is removed");
-                crash::point("remove", "before");
-                done = done.and(control.remove(name));
-                crash::point("remove", "after");
+                mend(name, "remove", || control.remove(name));
             }
         }
-        for name in &resumed {
-            crash::point("resume", "before");
-            // One that cannot go on does not hold the others up.
-            if control.device(name)?.is_some_and(|device| device.suspended && !device.targets.is_empty()) {
-                done = done.and(control.resume(name));
+        for name in &suspended {
+            if now(name).is_some_and(|device| device.suspended && !device.targets.is_empty()) {
                 tracing::warn!(device = name, "a suspended device goes on");
+                mend(name, "resume", || control.resume(name));
             }
-            crash::point("resume", "after");
         }
-        done.map(|()| {
-            let volumes: BTreeSet<LvName> =
-                resumed.iter().filter_map(|name| LvName::parse(&volume_of(group, name)?).ok()).collect();
-            volumes.into_iter().map(|volume| VolumePath { group: group.clone(), volume }).collect()
-        })
+        let volumes: BTreeSet<LvName> =
+            suspended.iter().filter_map(|name| LvName::parse(&volume_of(group, name)?).ok()).collect();
+        Ok(volumes.into_iter().map(|volume| VolumePath { group: group.clone(), volume }).collect())
     }
+}
+
+fn mend(device: &str, what: &'static str, act: impl FnOnce() -> io::Result<()>) {
+    crash::point(what, "before");
+    if let Err(error) = act() {
+        tracing::error!(device, what, %error, "what a killed command has left cannot be mended");
+    }
+    crash::point(what, "after");
 }
 
 /// Whether a device was never finished, or is the part of a snapshot on which nothing lies: LVM would not find it.
