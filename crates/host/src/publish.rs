@@ -27,7 +27,7 @@ use crate::mount::{BadFlag, Difference, Flags, Mount};
 use crate::names::VolumePath;
 use crate::plan::Refusal;
 use crate::plan::volume::changeable;
-use crate::runner::{Linux, ProbeError, ProcessError, Runner};
+use crate::runner::{Claim, Linux, ProbeError, ProcessError, Runner};
 use crate::units::Bytes;
 use crate::volumes::{self, Volumes};
 
@@ -277,11 +277,15 @@ impl Volumes<Linux> {
         }
         let argv = kind.grow(&Linux::device_path(path).to_string_lossy(), &writable.target.to_string_lossy());
         let (volume, place) = (path.clone(), writable.target.clone());
-        self.with_tools(path, "grow", &claim, deadline, move |volumes, claim| {
+        let grown = {
+            let volume = volume.clone();
+            move |volumes: &Arc<Self>, claim: &Claim| {
+                let grown = volumes.runner().tool(claim, argv, &[0]);
+                grown.map_err(|error| PublishError::Tool("growing the filesystem", volume, error))
+            }
+        };
+        let written_out = move |volumes: &Arc<Self>| {
             let linux = volumes.runner();
-            linux
-                .tool(claim, argv, &[0])
-                .map_err(|error| PublishError::Tool("growing the filesystem", volume.clone(), error))?;
             if kind.must_be_written_out_when_grown()
                 // Most of it is written before anybody has to wait for it.
                 && let Err(error) = linux
@@ -291,7 +295,8 @@ impl Volumes<Linux> {
                 tracing::warn!(volume = %volume, %error, "the grown filesystem cannot be written out at once");
             }
             Ok(())
-        })
+        };
+        self.with_tools(path, "grow", &claim, deadline, grown, written_out)
     }
 
     /// Whether a filesystem could be larger.

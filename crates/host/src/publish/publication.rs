@@ -160,11 +160,15 @@ impl Publication<'_> {
         let uuid = self.facts.fsid.unwrap_or_else(Uuid::new_v4);
         let argv = kind.make(&self.device().to_string_lossy(), uuid);
         let path = self.path.clone();
-        self.volumes.with_tools(self.path, "format", claim, self.deadline, move |volumes, claim| {
-            let made = volumes.runner().tool(claim, argv, &[0]);
-            made.map_err(|error| PublishError::Tool("making a filesystem", path.clone(), error))?;
-            finish(volumes, &path, kind, None)
-        })
+        let made = {
+            let path = path.clone();
+            move |volumes: &Arc<Volumes<Linux>>, claim: &Claim| {
+                let made = volumes.runner().tool(claim, argv, &[0]);
+                made.map_err(|error| PublishError::Tool("making a filesystem", path, error))
+            }
+        };
+        let finished = move |volumes: &Arc<Volumes<Linux>>| finish(volumes, &path, kind, None);
+        self.volumes.with_tools(self.path, "format", claim, self.deadline, made, finished)
     }
 
     /// Repairs what a crash has left, and gives a copy an identity of its own where the kernel needs one.
@@ -201,10 +205,11 @@ impl Publication<'_> {
         good: &'static [i32],
     ) -> Result<(), PublishError> {
         let path = self.path.clone();
-        self.volumes.with_tools(self.path, what, claim, self.deadline, move |volumes, claim| {
+        let act = move |volumes: &Arc<Volumes<Linux>>, claim: &Claim| {
             let done = volumes.runner().tool(claim, argv, good);
             done.map_err(|error| PublishError::Tool(told, path, error))
-        })
+        };
+        self.volumes.with_tools(self.path, what, claim, self.deadline, act, |_| Ok(()))
     }
 
     pub(super) fn block(&self, read_only: bool) -> Result<(), PublishError> {

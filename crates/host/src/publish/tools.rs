@@ -31,7 +31,7 @@ impl Volumes<Linux> {
         claim.map(Arc::new).ok_or_else(|| PublishError::Busy(path.clone()))
     }
 
-    /// Does what may take long on a slow disk, and what has to follow it.
+    /// Does what may take long on a slow disk, and then what has to follow it, for which others need not wait.
     pub(super) fn with_tools(
         self: &Arc<Self>,
         path: &VolumePath,
@@ -39,31 +39,37 @@ impl Volumes<Linux> {
         claim: &Arc<Claim>,
         deadline: Option<Instant>,
         act: impl FnOnce(&Arc<Volumes<Linux>>, &Claim) -> Result<(), PublishError> + Send + 'static,
+        then: impl FnOnce(&Arc<Volumes<Linux>>) -> Result<(), PublishError> + Send + 'static,
     ) -> Result<(), PublishError> {
         let (volumes, volume, claim) = (Arc::clone(self), path.clone(), Arc::clone(claim));
         let size = self.inventory().volume(path).map_or(Bytes::ZERO, |volume| volume.size);
         let (tell, told) = sync_channel(1);
         let span = tracing::Span::current();
-        std::thread::spawn(move || {
+        let failed = |error| system(what, &Linux::device_path(path))(error);
+        let with_tools = move || {
             let _span = span.enter();
-            let done = volumes.long(Long::Tool, &volume, what, deadline, |progress| {
-                progress(Bytes::ZERO, size);
-                act(&volumes, &claim)
+            let done = volumes.runner().together(|| {
+                let done = volumes.long(Long::Tool, &volume, what, deadline, |progress| {
+                    progress(Bytes::ZERO, size);
+                    act(&volumes, &claim)
+                });
+                done.map_err(|error| volumes::Error::from(error).into())
+                    .flatten()
+                    .and_then(|()| then(&volumes))
             });
-            let done = done.map_err(|error| volumes::Error::from(error).into()).flatten();
+            let done = done.map_err(system(what, &Linux::device_path(&volume))).flatten();
             // Whoever is answered may begin the next tool.
             drop(claim);
             if let Err(Err(error)) = tell.send(done).map_err(|unheard| unheard.0) {
                 let error = crate::causes::told(&error);
                 tracing::warn!(volume = %volume, what, error, "failed after all had gone who waited");
             }
-        });
+        };
+        std::thread::Builder::new().name(what.into()).spawn(with_tools).map_err(failed)?;
         let left = deadline.map_or(PATIENCE, |deadline| deadline.saturating_duration_since(Instant::now()));
         told.recv_timeout(left).unwrap_or_else(|error| match error {
             RecvTimeoutError::Timeout => Err(PublishError::Busy(path.clone())),
-            RecvTimeoutError::Disconnected => {
-                Err(system(what, &Linux::device_path(path))(std::io::Error::other("a thread panicked")))
-            }
+            RecvTimeoutError::Disconnected => Err(failed(std::io::Error::other("a thread panicked"))),
         })
     }
 }

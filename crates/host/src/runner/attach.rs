@@ -124,7 +124,7 @@ fn apart(make: &(dyn Fn(&Path) -> rustix::io::Result<()> + Sync)) -> io::Result<
 /// go there when they go on the host: what is unmounted is not held.
 fn alone<T: Send>(act: impl FnOnce(&Path) -> io::Result<T> + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, || {
             // SAFETY: the view of the file system is unshared, no memory and no descriptors.
             #[expect(unsafe_code)]
             unsafe {
@@ -135,7 +135,7 @@ fn alone<T: Send>(act: impl FnOnce(&Path) -> io::Result<T> + Send) -> io::Result
             let follow = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
             rustix::mount::mount_change("/", follow)?;
             act(Path::new(PLACE))
-        });
+        })?;
         thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
     })
 }

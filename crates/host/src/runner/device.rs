@@ -82,7 +82,7 @@ pub(super) fn copy(
     let _ = emptied.send(Piece::new());
     let _ = emptied.send(Piece::new());
     std::thread::scope(|scope| {
-        let reading = scope.spawn(move || -> io::Result<()> {
+        let reading = std::thread::Builder::new().spawn_scoped(scope, move || -> io::Result<()> {
             let mut at = 0;
             while at < length.0 {
                 // The writer has failed, and says why.
@@ -99,7 +99,7 @@ pub(super) fn copy(
                 }
             }
             Ok(())
-        });
+        })?;
         let mut written = Ok(());
         while let Ok(piece) = to_write.recv() {
             written = write(&target, &piece, dirty).map_err(|error| at_place("writing", to, error));
