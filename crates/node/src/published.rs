@@ -168,7 +168,9 @@ fn is_published(engine: &Arc<Engine<Linux>>, volume: &VolumePath, path: &Path) -
         return Ok(true);
     }
     let mounts = linux.mounts().map_err(|error| internal(&error))?;
-    Ok(lvms_host::mount::at(&mounts, path).last().is_some_and(|mount| mount.device == device.number))
+    let Some(mount) = lvms_host::mount::at(&mounts, path).last() else { return Ok(false) };
+    // Something may be mounted over a directory above.
+    Ok(mount.device == device.number && linux.is_seen(mount).map_err(|error| internal(&error))?)
 }
 
 /// A volume for a single writer is published on one path at a time.

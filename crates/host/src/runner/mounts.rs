@@ -92,7 +92,7 @@ impl Linux {
     }
 
     /// Whether a mount is what is seen where it is.
-    pub(crate) fn is_seen(&self, mount: &Mount) -> io::Result<bool> {
+    pub fn is_seen(&self, mount: &Mount) -> io::Result<bool> {
         Ok(self.mount_of(&mount.target)? == Some(mount.id))
     }
 

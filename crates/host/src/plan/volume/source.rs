@@ -1,5 +1,7 @@
 //! What a volume is copied from: found, made readable for the copy, and what a given-up copy leaves.
 
+use std::sync::Arc;
+
 use super::snapshot::{is_half_made, store};
 use super::{Wish, changeable};
 use crate::desired::DeviceClass;
@@ -167,7 +169,7 @@ pub fn has_leftover(inventory: &Inventory, copy: &LvName) -> bool {
     inventory.groups.values().any(|group| group.volumes.get(&name).is_some_and(is_for_it))
 }
 
-/// A snapshot for a copy that somebody gave up, made for a volume of this name from another source.
+/// A snapshot of ours for a copy that somebody gave up, made for a volume of this name from another source.
 pub(super) fn leftover(
     situation: Situation<'_>,
     wish: &Wish<'_>,
@@ -182,10 +184,11 @@ pub(super) fn leftover(
         };
         source.is_some_and(|source| source.path.group == group.name && Some(&source.path.volume) == origin)
     };
-    let found = situation
-        .inventory
-        .groups
-        .values()
-        .find(|group| group.volumes.get(&name).is_some_and(|volume| !is_of_source(group, volume)));
+    let is_left = |group: &&Arc<Group>| {
+        group.volumes.get(&name).is_some_and(|volume| {
+            Facts::of(volume).temporary.as_ref() == Some(&wish.name) && !is_of_source(group, volume)
+        })
+    };
+    let found = situation.inventory.groups.values().find(is_left);
     found.map(|group| group.path(&name))
 }
