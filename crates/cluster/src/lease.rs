@@ -88,14 +88,14 @@ impl Candidate {
     ) -> bool {
         let mut stop = std::pin::pin!(stop);
         loop {
-            tokio::select! {
-                () = self.acquire() => {}
+            let since = tokio::select! {
+                since = self.acquire() => since,
                 () = &mut stop => return false,
-            }
+            };
             tracing::info!(lease = self.name, identity = self.identity, "leads");
             let stopped = tokio::select! {
                 () = act() => false,
-                () = self.keep() => false,
+                () = self.keep(since) => false,
                 () = &mut stop => true,
             };
             if stopped {
@@ -105,21 +105,26 @@ impl Candidate {
         }
     }
 
-    async fn acquire(&mut self) {
-        while !self.attempt(self.timing.renew_deadline).await {
+    /// Since when it is ours, at the earliest: others count from what the API had then, whenever its answer came.
+    async fn acquire(&mut self) -> Instant {
+        loop {
+            let began = Instant::now();
+            if self.attempt(self.timing.renew_deadline).await {
+                return began;
+            }
             tokio::time::sleep(self.timing.retry).await;
         }
     }
 
     /// Ends when the lease is lost.
-    async fn keep(&mut self) {
-        let mut renewed = Instant::now();
+    async fn keep(&mut self, mut renewed: Instant) {
         let mut pause = self.timing.renew;
         loop {
-            tokio::time::sleep(pause).await;
-            let left = self.timing.renew_deadline.saturating_sub(renewed.elapsed());
+            let left = |renewed: Instant| self.timing.renew_deadline.saturating_sub(renewed.elapsed());
+            tokio::time::sleep(pause.min(left(renewed))).await;
+            let (began, left) = (Instant::now(), left(renewed));
             if self.attempt(left).await {
-                renewed = Instant::now();
+                renewed = began;
                 pause = self.timing.renew;
             } else if renewed.elapsed() >= self.timing.renew_deadline {
                 return;
@@ -262,5 +267,31 @@ mod tests {
         let endless = LeaseSpec { lease_duration_seconds: None, ..of("other") };
         assert_eq!(judge(Some(&endless), "me", seconds(14)), Verdict::Wait);
         assert_eq!(judge(Some(&endless), "me", seconds(16)), Verdict::Take);
+    }
+
+    /// An API whose answers take so long.
+    fn slow(answers_after: Duration) -> Client {
+        let lease = move |_: http::Request<kube::client::Body>| async move {
+            tokio::time::sleep(answers_after).await;
+            let spec = json!({"holderIdentity": "me"});
+            let lease = json!({"metadata": {"name": "l", "resourceVersion": "1"}, "spec": spec});
+            Ok::<_, std::convert::Infallible>(http::Response::new(kube::client::Body::from(
+                lease.to_string().into_bytes(),
+            )))
+        };
+        Client::new(tower::service_fn(lease), "ns")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_given_up_before_others_may_take_it_however_late_its_answers_come() {
+        let timing = Timing::default();
+        // It is read and then written, each of which takes long.
+        let mut candidate = Candidate::new(slow(timing.renew_deadline / 3), "ns", "l", "me", timing);
+        let began = Instant::now();
+        let since = candidate.acquire().await;
+        assert_eq!(since, began, "nobody knows when in that time it was written");
+        candidate.api = Api::namespaced(slow(2 * timing.duration), "ns");
+        candidate.keep(since).await;
+        assert!(began.elapsed() < timing.duration, "{:?}", began.elapsed());
     }
 }
