@@ -48,10 +48,12 @@ pub fn is_invalid(error: &Error) -> bool {
     matches!(code(error), Some(400 | 422))
 }
 
-/// Whether nobody has answered, or whoever did was not able to.
+/// Whether nobody has answered, or whoever did was not able to. A webhook that fails is not the API's own trouble: it may
+/// be nobody's for long.
 fn is_unreachable(error: &Error) -> bool {
+    let is_webhook = matches!(error, Error::Api(status) if status.message.contains("webhook"));
     match code(error) {
-        Some(code) => code == 429 || code >= 500,
+        Some(code) => code == 429 || code > 500 || code == 500 && !is_webhook,
         None => !matches!(error, Error::SerdeError(_) | Error::BuildRequest(_)),
     }
 }
@@ -220,6 +222,9 @@ mod tests {
         assert_eq!([answered(404), answered(409)], [seconds(1), seconds(1)]);
         assert_eq!([answered(429), answered(500), answered(503)], [seconds(3), seconds(3), seconds(3)]);
         assert_eq!([answered(400), answered(403), answered(422)], [None, None, None]);
+        let webhook =
+            "Internal error occurred: failed calling webhook \"policy.example\": connection refused";
+        assert_eq!(said(json!({"code": 500, "reason": "InternalError", "message": webhook})), None);
         assert_eq!(passes(&Error::ReadEvents(std::io::Error::other("gone"))), seconds(3));
         // As it is told of a definition that is gone, by the API server and by one that is behind it.
         assert_eq!(said(json!({"code": 404, "message": "404 page not found"})), None);
