@@ -197,7 +197,11 @@ fn read_replaced(path: &Path, events: &OwnedFd) -> io::Result<String> {
 /// Watches the directories in which the file, and what its links lead to, can be replaced: a ConfigMap is a link to a
 /// link to a directory.
 fn watch_directories(events: &OwnedFd, path: &Path) -> Result<()> {
-    let flags = WatchFlags::CLOSE_WRITE | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE;
+    let flags = WatchFlags::CLOSE_WRITE
+        | WatchFlags::CREATE
+        | WatchFlags::MOVED_TO
+        | WatchFlags::DELETE
+        | WatchFlags::MOVE_SELF;
     let mut place = path.to_owned();
     for _ in 0..8 {
         let directory = place.parent().context("the configuration is a directory")?.to_owned();
@@ -310,6 +314,26 @@ mod tests {
             }
         }
         fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_directory_in_the_place_of_another_is_followed() {
+        let all = scratch("replaced");
+        let (directory, other) = (all.join("now"), all.join("other"));
+        for (directory, text) in [(&directory, ONE), (&other, TWO)] {
+            fs::create_dir(directory).unwrap();
+            fs::write(directory.join("lvmd.yaml"), text).unwrap();
+        }
+        let path = directory.join("lvmd.yaml");
+        let configuration = Configuration::read(&path).unwrap();
+        configuration.follow(path.clone()).unwrap();
+        fs::rename(&directory, all.join("before")).unwrap();
+        fs::rename(&other, &directory).unwrap();
+        let is = |name: &str| !configuration.is_wrong() && configuration.desired().classes[0].name == name;
+        wait("what the other directory has", || is("two"));
+        fs::write(&path, ONE).unwrap();
+        wait("its next change", || is("one"));
+        fs::remove_dir_all(all).unwrap();
     }
 
     #[test]
