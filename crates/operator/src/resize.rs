@@ -5,6 +5,7 @@ mod decide;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ pub struct Resize {
     work: Arc<Work<Key>>,
     /// Sizes that claims were refused, and until when they are not tried again.
     refused: Mutex<BTreeMap<Key, (u64, Instant)>>,
+    /// Whether the API does not keep how far growth is.
+    forgets: AtomicBool,
 }
 
 impl Resize {
@@ -78,7 +81,7 @@ impl Resize {
                 told.add(key);
             }
         });
-        Resize { context, work, refused: Mutex::default() }
+        Resize { context, work, refused: Mutex::default(), forgets: AtomicBool::new(false) }
     }
 
     /// The names that wait.
@@ -108,7 +111,8 @@ impl Resize {
         let Some(volume) = persistent.handle(driver).and_then(|handle| stores.by_handle(handle)) else {
             return Ok(Outcome::Done);
         };
-        let act = decide(&View { claim: &claim, persistent: &persistent, volume: &volume });
+        let is_kept = !self.forgets.load(Ordering::Relaxed);
+        let act = decide(&View { claim: &claim, persistent: &persistent, volume: &volume, is_kept });
         tracing::debug!(claim = %key, ?act, "looked at");
         match act {
             Act::Nothing => Ok(Outcome::Done),
@@ -130,7 +134,12 @@ impl Resize {
                 let mut change =
                     status(&claim, &[("Resizing", "")], Some((size, State::ControllerInProgress)));
                 change["metadata"]["annotations"] = json!({ NOTHING_ON_NODE: null });
-                self.write(&claim, change, true).await?;
+                let is_kept = self.write(&claim, change, true).await?;
+                if !is_kept && !self.forgets.swap(true, Ordering::Relaxed) {
+                    tracing::info!("the API does not keep in a claim how far its growth is");
+                    // What did not change nobody tells.
+                    return Ok(Outcome::After(Duration::from_secs(1)));
+                }
                 Ok(Outcome::Done)
             }
             Act::Ask(size) => {
@@ -235,16 +244,18 @@ impl Resize {
         Ok(())
     }
 
-    /// Writes the status of a claim; a success only if nobody else has written it meanwhile.
-    async fn write(&self, claim: &Claim, mut change: Value, guarded: bool) -> Result<(), kube::Error> {
+    /// Writes the status of a claim; a success only if nobody else has written it meanwhile. Says whether the API keeps
+    /// how far growth is.
+    async fn write(&self, claim: &Claim, mut change: Value, guarded: bool) -> Result<bool, kube::Error> {
         change["metadata"]["uid"] = json!(claim.uid());
         if guarded {
             change["metadata"]["resourceVersion"] = json!(claim.metadata.resource_version);
         }
         let namespace = claim.namespace().unwrap_or_default();
         let written = write::merge_status(&self.claims(&namespace), &claim.name_any(), change).await?;
+        let is_kept = !written.status.allocated_resource_statuses.is_empty();
         self.context.stores.claims.answered(written);
-        Ok(())
+        Ok(is_kept)
     }
 
     fn claims(&self, namespace: &str) -> Api<Claim> {

@@ -10,6 +10,8 @@ pub(super) struct View<'a> {
     pub(super) persistent: &'a PersistentVolume,
     /// What its status says is about what its spec asks for.
     pub(super) volume: &'a LogicalVolume,
+    /// Whether the API keeps how far growth is in the claim: before Kubernetes 1.32 it does so only if asked to.
+    pub(super) is_kept: bool,
 }
 
 /// How far growth is, in Kubernetes' words.
@@ -101,7 +103,12 @@ pub(super) fn decide(view: &View<'_>) -> Act {
     let Some(target) = target(wanted, promised, allocated, state, refused.is_some(), claim) else {
         return Act::Nothing;
     };
-    if state != Some(State::ControllerInProgress) || allocated != Some(target) {
+    let has_begun = if view.is_kept {
+        state == Some(State::ControllerInProgress) && allocated == Some(target)
+    } else {
+        has_condition(claim, "Resizing")
+    };
+    if !has_begun {
         return Act::Begin(target);
     }
     grow(view, target, promised)
@@ -134,15 +141,12 @@ fn target(
             allocated_or(wanted)
         }
         None if allocated.is_some() => allocated,
-        None => {
-            let pending = claim
-                .status
-                .conditions
-                .iter()
-                .any(|one| one.r#type == "FileSystemResizePending" && one.status == "True");
-            (!pending).then_some(wanted)
-        }
+        None => (!has_condition(claim, "FileSystemResizePending")).then_some(wanted),
     }
+}
+
+fn has_condition(claim: &Claim, name: &str) -> bool {
+    claim.status.conditions.iter().any(|one| one.r#type == name && one.status == "True")
 }
 
 /// What was begun goes on.
@@ -197,6 +201,7 @@ mod tests {
         promised: u64,
         wish: u64,
         status: Status,
+        is_kept: bool,
     }
 
     /// A claim with 1 GiB that asks for 2.
@@ -214,6 +219,7 @@ mod tests {
                 current_size: Some(Quantity::of(GIB)),
                 ..Status::default()
             },
+            is_kept: true,
         }
     }
 
@@ -237,7 +243,7 @@ mod tests {
             volume.status = Some(self.status.clone());
             change(&mut volume);
             let claim: Claim = serde_json::from_value(self.claim.clone()).unwrap();
-            decide(&View { claim: &claim, persistent: &persistent, volume: &volume })
+            decide(&View { claim: &claim, persistent: &persistent, volume: &volume, is_kept: self.is_kept })
         }
 
         fn begun(mut self, size: &str, state: &str) -> Scene {
@@ -269,6 +275,25 @@ mod tests {
         let handed_over =
             Scene { promised: 2 * GIB, ..scene().begun("2Gi", "NodeResizePending").has(2 * GIB) };
         assert_eq!(handed_over.decide(), Act::Nothing);
+    }
+
+    #[test]
+    fn the_way_of_a_growth_where_the_api_keeps_nothing_of_it() {
+        let with = |condition: Option<&str>| {
+            let mut scene = Scene { is_kept: false, ..scene() };
+            let conditions = condition.map(|name| json!({"type": name, "status": "True"}));
+            scene.claim["status"]["conditions"] = json!(conditions.as_slice());
+            scene
+        };
+        assert_eq!(with(None).decide(), Act::Begin(2 * GIB));
+        let begun = || with(Some("Resizing"));
+        assert_eq!(begun().decide(), Act::Ask(2 * GIB));
+        assert_eq!(Scene { wish: 2 * GIB, ..begun() }.decide(), Act::Nothing);
+        assert_eq!(begun().has(2 * GIB).decide(), Act::Enlarge(2 * GIB));
+        let enlarged = Scene { promised: 2 * GIB, ..begun().has(2 * GIB) };
+        assert_eq!(enlarged.decide(), Act::HandOver(2 * GIB));
+        let handed_over = with(Some("FileSystemResizePending")).has(2 * GIB);
+        assert_eq!(Scene { promised: 2 * GIB, ..handed_over }.decide(), Act::Nothing);
     }
 
     #[test]
