@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::Context;
+use crate::owner::Owner;
 use crate::provision::{Parameters, spelled};
 use crate::stores::DRIVER_NAME;
 
@@ -56,14 +57,14 @@ pub enum Item {
 pub struct Capacity {
     context: Arc<Context>,
     /// What our objects go with.
-    owner: Option<Value>,
+    owner: Owner,
     work: Arc<Work<Item>>,
     written: Mutex<BTreeMap<Item, Instant>>,
 }
 
 impl Capacity {
     /// Is told by nodes, by classes, and by what is published.
-    pub fn new(context: Arc<Context>, owner: Option<Value>) -> Capacity {
+    pub fn new(context: Arc<Context>, owner: Owner) -> Capacity {
         let work: Arc<Work<Item>> = Work::new("capacity", PATIENCE);
         let stores = &context.stores;
         let (told, nodes) = (Arc::clone(&work), Arc::clone(&stores.lvm_nodes));
@@ -148,7 +149,9 @@ impl Capacity {
         let Some(available) = wanted else { return Ok(changed) };
         let api = self.api(&self.context.namespace);
         let Some(one) = kept.and_then(|number| present.get(number)) else {
-            if let Created::Now(created) = write::create(&api, &self.object(class, node, available)).await? {
+            let owner = self.owner.now().await?;
+            let object = self.object(class, node, available, owner.as_ref());
+            if let Created::Now(created) = write::create(&api, &object).await? {
                 stores.capacities.answered(created);
             }
             return Ok(true);
@@ -175,14 +178,14 @@ impl Capacity {
         write::delete(&self.api(namespace), &one.name_any(), uid).await.map(drop)
     }
 
-    fn object(&self, class: &str, node: &str, available: u64) -> Value {
+    fn object(&self, class: &str, node: &str, available: u64, owner: Option<&Value>) -> Value {
         let personality = self.context.personality;
         json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "CSIStorageCapacity",
             "metadata": {
                 "generateName": "csisc-", "namespace": self.context.namespace,
                 "labels": { DRIVER_NAME: personality.driver(), MANAGED_BY.0: MANAGED_BY.1 },
-                "ownerReferences": self.owner.iter().collect::<Vec<_>>(),
+                "ownerReferences": owner.iter().collect::<Vec<_>>(),
             },
             "storageClassName": class,
             "nodeTopology": { "matchLabels": { personality.topology_key(): node } },
@@ -442,7 +445,10 @@ mod tests {
         context.stores.classes.answered(class("WaitForFirstConsumer", "ssd"));
         context.stores.capacities.answered(serde_json::from_value(published("1")).unwrap());
         let item = Item::Pair { class: "c".into(), node: "n1".into() };
-        (Capacity::new(context, None), item, asked)
+        {
+            let owner = Owner::new(context.client.clone(), "lvms", None);
+            (Capacity::new(context, owner), item, asked)
+        }
     }
 
     #[tokio::test(start_paused = true)]

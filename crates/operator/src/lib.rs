@@ -11,6 +11,7 @@
 //! - [`resize`]: a claim that asks for more gets it.
 //! - [`snapshot`]: a VolumeSnapshotContent becomes a LogicalVolume.
 //! - [`capacity`]: what nodes tell becomes what the scheduler reads.
+//! - [`owner`]: what made our pod, with which what is published vanishes.
 //! - [`leftovers`]: what predecessors have left on claims, and nodes that leave.
 //! - [`predecessor`]: TopoLVM's own controller and sidecars, which must not act beside us.
 //! - [`volumes`]: the same for clients of CSI.
@@ -27,6 +28,7 @@ pub mod leftovers;
 pub mod limits;
 pub mod metrics;
 pub mod orphans;
+pub mod owner;
 pub mod predecessor;
 pub mod protect;
 pub mod provision;

@@ -2,6 +2,7 @@
 //! puts them there.
 
 use std::fmt::Debug;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use lvms_cluster::slim::{
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
 use lvms_cluster::write::{self, is_not_found, passes};
-use lvms_cluster::{Key, Outcome, Reference, Work};
+use lvms_cluster::{Key, Outcome, Reference, Work, pages};
 use serde::de::DeserializeOwned;
 
 use crate::Context;
@@ -170,7 +171,8 @@ impl Protect {
         let Some(snapshot) = api.get_opt(&key.name).await? else { return Ok(()) };
         let Some(bound) = &snapshot.status.bound_volume_snapshot_content_name else { return Ok(()) };
         let content = contents.get_opt(bound).await?;
-        if content.is_none_or(|one| one.spec.driver != self.context.personality.driver()) {
+        // Of what is gone nobody knows better.
+        if content.is_some_and(|one| one.spec.driver != self.context.personality.driver()) {
             return Ok(());
         }
         unprotect(&api, &snapshot, RESTORED).await
@@ -179,13 +181,14 @@ impl Protect {
     async fn sweep(self: Arc<Self>) {
         loop {
             let api: Api<VolumeSnapshot> = Api::all(self.context.client.clone());
-            match api.list(&ListParams::default()).await {
-                Ok(list) => {
-                    let left = list.items.iter().filter(|one| has_finalizer(&one.metadata, RESTORED));
-                    for snapshot in left {
-                        self.work.add(Item::Snapshot(Key::of(snapshot)));
-                    }
+            let look = |snapshot: VolumeSnapshot| {
+                if has_finalizer(&snapshot.metadata, RESTORED) {
+                    self.work.add(Item::Snapshot(Key::of(&snapshot)));
                 }
+                ControlFlow::<()>::Continue(())
+            };
+            match pages::each(&api, ListParams::default(), look).await {
+                Ok(_) => {}
                 Err(error) if is_not_found(&error) => {}
                 Err(error) => {
                     tracing::debug!(error = %chain(&error), "VolumeSnapshots cannot be looked through");
@@ -244,6 +247,34 @@ mod tests {
         assert!(may_be_ours(Some(&of("topolvm.io")), "topolvm.io"));
         assert!(!may_be_ours(Some(&of("other")), "topolvm.io"));
         assert!(may_be_ours(None, "topolvm.io"));
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_is_let_go_though_its_content_is_gone_and_that_of_another_driver_is_not() {
+        for (content, is_let_go) in [(None, true), (Some("topolvm.io"), true), (Some("other"), false)] {
+            let answer = move |asked: &str| match (asked, content) {
+                (asked, Some(driver)) if asked.contains("volumesnapshotcontents") => {
+                    let spec = json!({
+                        "driver": driver, "deletionPolicy": "Delete", "source": {}, "volumeSnapshotRef": {},
+                    });
+                    (200, json!({"metadata": {"name": "content"}, "spec": spec}))
+                }
+                (asked, None) if asked.contains("volumesnapshotcontents") => {
+                    (404, json!({"code": 404, "reason": "NotFound"}))
+                }
+                _ => {
+                    let metadata =
+                        json!({"namespace": "ns", "name": "s", "uid": "u", "finalizers": [RESTORED]});
+                    let status = json!({"boundVolumeSnapshotContentName": "content"});
+                    (200, json!({"metadata": metadata, "status": status}))
+                }
+            };
+            let (context, asked) = scripted::context(answer).await;
+            let key = Key { namespace: "ns".to_owned(), name: "s".to_owned() };
+            Protect::new(context).unprotect_snapshot(&key).await.unwrap();
+            let changed = scripted::but_events(&asked).iter().any(|asked| asked.starts_with("PATCH"));
+            assert_eq!(changed, is_let_go, "{content:?}");
+        }
     }
 
     #[tokio::test]

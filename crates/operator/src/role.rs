@@ -5,19 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::apps::v1::ReplicaSet;
-use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::core::PartialObjectMeta;
-use kube::{Api, Client};
 use lvms_api::Personality;
 use lvms_cluster::lease::{Candidate, Timing};
-use lvms_cluster::store::chain;
 use lvms_cluster::{Connection, Events};
 use lvms_csi::proto::controller_server::ControllerServer;
 use lvms_csi::proto::identity_server::IdentityServer;
 use lvms_csi::{Controller, Identity, sockets};
-use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tonic::transport::Server;
 
@@ -25,6 +18,7 @@ use crate::capacity::Capacity;
 use crate::leftovers::{Departure, Leftovers};
 use crate::metrics::Metrics;
 use crate::orphans::Orphans;
+use crate::owner::Owner;
 use crate::predecessor::Predecessor;
 use crate::protect::Protect;
 use crate::provision::{Provision, identity};
@@ -127,7 +121,7 @@ impl Role {
             identity: identity(self.personality),
             names: Question::default(),
         });
-        let owner = self.owner().await;
+        let owner = Owner::new(self.connection.client.clone(), &self.namespace, self.pod.as_deref());
         limits::tell(&self.connection.client).await;
         // Whoever acts is told of every object: all listen before the first is read.
         let protect = Protect::new(Arc::clone(&context));
@@ -178,20 +172,6 @@ impl Role {
             tracing::error!(?ended, "a part of the leader's work has ended");
         }
     }
-
-    /// The Deployment that we are of: what is owned by it vanishes with it.
-    async fn owner(&self) -> Option<Value> {
-        let pod = self.pod.as_ref()?;
-        loop {
-            match owner_of(&self.connection.client, &self.namespace, pod).await {
-                Ok(owner) => return owner,
-                Err(error) => {
-                    tracing::warn!(error = %chain(&error), "who owns this pod is not known");
-                    tokio::time::sleep(Duration::from_secs(5)).await;
-                }
-            }
-        }
-    }
 }
 
 /// Acts, and acts again when that has ended.
@@ -223,27 +203,10 @@ async fn serve(socket: PathBuf, personality: Personality, volumes: ClusterVolume
     let served = Server::builder()
         .add_service(IdentityServer::new(identity))
         .add_service(ControllerServer::new(controller))
-        .serve_with_incoming(sockets::connections(listener))
+        // Its connections end with it, as leadership does.
+        .serve_with_incoming_shutdown(sockets::connections(listener), std::future::pending())
         .await;
     tracing::error!(?served, "the Controller service has ended");
-}
-
-async fn owner_of(client: &Client, namespace: &str, pod: &str) -> Result<Option<Value>, kube::Error> {
-    let controller = |owners: Option<Vec<OwnerReference>>| {
-        owners.into_iter().flatten().find(|owner| owner.controller == Some(true))
-    };
-    let pods: Api<PartialObjectMeta<Pod>> = Api::namespaced(client.clone(), namespace);
-    let Some(pod) = pods.get_opt(pod).await? else { return Ok(None) };
-    let Some(mut owner) = controller(pod.metadata.owner_references) else { return Ok(None) };
-    if owner.kind == "ReplicaSet" {
-        let sets: Api<PartialObjectMeta<ReplicaSet>> = Api::namespaced(client.clone(), namespace);
-        let Some(set) = sets.get_opt(&owner.name).await? else { return Ok(None) };
-        owner = controller(set.metadata.owner_references).unwrap_or(owner);
-    }
-    Ok(Some(json!({
-        "apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid,
-        "controller": true,
-    })))
 }
 
 /// What the leader's work is counted by, as long as it leads.

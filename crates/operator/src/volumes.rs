@@ -62,7 +62,9 @@ impl ClusterVolumes {
         let name = wished.name().to_owned();
         let same = |present: &LogicalVolume| {
             let (one, other) = (&present.spec, &wished.spec);
-            one.source == other.source && one.access_type == other.access_type && one.size == other.size
+            // A snapshot is as large as its source was, which may have grown since.
+            let is_as_large = wished.is_snapshot() || one.size == other.size;
+            one.source == other.source && one.access_type == other.access_type && is_as_large
         };
         let present = match volumes.named(&name) {
             Some(present) => present,
@@ -401,6 +403,30 @@ mod tests {
             }
         }
         assert_eq!(volumes.objection("x", &[block]).await.unwrap_err().kind, Kind::NotFound);
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_that_is_asked_for_again_is_found_though_its_source_has_grown() {
+        let (context, _) = scripted::context(|_| (500, json!({"code": 500}))).await;
+        let of = |size: &str, access: &str| -> LogicalVolume {
+            serde_json::from_value(json!({
+                "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+                "metadata": {"name": "s", "uid": "s"},
+                "spec": {
+                    "name": "s", "nodeName": "n1", "size": size, "deviceClass": "thin",
+                    "source": "v", "accessType": access,
+                },
+                "status": {"volumeID": "s", "currentSize": "1Gi"},
+            }))
+            .unwrap()
+        };
+        let volumes = ClusterVolumes { release: Release::new(Arc::clone(&context)), context };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for (access, is_same) in [("ro", true), ("rw", false)] {
+            volumes.context.stores.volumes.answered(of("1Gi", access));
+            let made = volumes.make(of("2Gi", access), deadline).await;
+            assert_eq!(made.is_ok(), is_same, "{access} {made:?}");
+        }
     }
 
     #[tokio::test]
