@@ -8,6 +8,7 @@ mod held_up;
 mod look;
 mod removal;
 mod room;
+mod works;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 use self::doubts::Doubts;
+pub use self::works::Work;
 use crate::desired::DeviceClass;
 use crate::facts::Facts;
 use crate::lvm::inventory::{Disk, Kind};
@@ -28,8 +30,8 @@ use crate::names::{LvName, VgName, VolumePath};
 use crate::plan::capacity::{Situation, complete, without};
 use crate::plan::volume::{self, Wish};
 use crate::plan::{Next, Refusal, Step};
-use crate::queue::{Long, NoTurn, Queue};
-use crate::runner::{DeviceState, Progress, Runner};
+use crate::queue::{NoTurn, Queue};
+use crate::runner::Runner;
 use crate::units::Bytes;
 
 /// Why something was not done.
@@ -55,17 +57,6 @@ pub enum Error {
     /// A plan that does not come to an end: a mistake of ours, stopped before it does harm.
     #[error("the plan for {0} does not come to an end")]
     Endless(VolumePath),
-}
-
-/// A long work and how far it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Work {
-    /// `copy` or `zero`, or what a tool does: `format`, `check` or `grow`. How far a tool is, it does not tell.
-    pub what: &'static str,
-    /// What is finished.
-    pub done: Bytes,
-    /// Of how much.
-    pub all: Bytes,
 }
 
 /// What was written to a group since we began.
@@ -148,11 +139,6 @@ impl<R: Runner> Volumes<R> {
     /// Tells whenever something has changed.
     pub fn watch(&self) -> watch::Receiver<Arc<Inventory>> {
         self.known.subscribe()
-    }
-
-    /// Long works that run now.
-    pub fn works(&self) -> BTreeMap<VolumePath, Work> {
-        lock(&self.works).clone()
     }
 
     /// Makes a volume, or finds the one that was made by the same wish.
@@ -426,52 +412,6 @@ impl<R: Runner> Volumes<R> {
             }
         }
         Err(Error::Endless(path.clone()))
-    }
-
-    /// Does a long work for a volume, on the devices of these.
-    fn work(
-        self: &Arc<Self>,
-        volume: &VolumePath,
-        on: &[&VolumePath],
-        what: &'static str,
-        deadline: Option<Instant>,
-        act: impl FnOnce(Progress<'_>) -> io::Result<()>,
-    ) -> Result<(), Error> {
-        for path in on {
-            // Others may have taken it away, or its disk: neither is written in the group's metadata.
-            match self.runner.device_state(path) {
-                Ok(DeviceState::Absent) => self.activate(path, deadline)?,
-                Ok(DeviceState::Orphaned) => self.renew(path, deadline)?,
-                // The work itself tells what is wrong.
-                Ok(DeviceState::Ready) | Err(_) => {}
-            }
-        }
-        self.long(Long::Bytes, volume, what, deadline, act)?.map_err(|source| {
-            // Whether a snapshot that was read has overflowed, LVM knows.
-            on.iter().for_each(|path| self.forget(&path.group));
-            Error::Bytes { what: format!("{what} of {volume}"), source }
-        })
-    }
-
-    /// Does a long work in one of the places of its group.
-    pub(crate) fn long<T>(
-        &self,
-        kind: Long,
-        volume: &VolumePath,
-        what: &'static str,
-        deadline: Option<Instant>,
-        act: impl FnOnce(Progress<'_>) -> T,
-    ) -> Result<T, NoTurn> {
-        let queue = self.queue(&volume.group);
-        let _place = queue.job(kind, deadline)?;
-        let began = Instant::now();
-        let progress = |done: Bytes, all: Bytes| {
-            lock(&self.works).insert(volume.clone(), Work { what, done, all });
-        };
-        let done = act(&progress);
-        lock(&self.works).remove(volume);
-        tracing::info!(volume = %volume, what, seconds = began.elapsed().as_secs_f64(), "long work ended");
-        Ok(done)
     }
 
     /// Makes one change, in its group's turn, and follows it.
