@@ -39,13 +39,14 @@ pub struct Device {
     pub open: u32,
     /// Whether all I/O to it waits.
     pub suspended: bool,
-    /// Its mappings.
-    pub targets: Vec<Target>,
+    /// Whether it maps anything.
+    pub has_targets: bool,
 }
 
 const LIST_DEVICES: u8 = 2;
 const DEV_REMOVE: u8 = 4;
 const DEV_SUSPEND: u8 = 6;
+const DEV_STATUS: u8 = 7;
 const TABLE_CLEAR: u8 = 10;
 const TABLE_DEPS: u8 = 11;
 const TABLE_STATUS: u8 = 12;
@@ -62,15 +63,22 @@ impl Control {
         Ok(Control { file: File::options().read(true).write(true).open("/dev/mapper/control")? })
     }
 
-    /// The device of this name, if there is one.
+    /// The device of this name, if there is one. Asks nothing of what it maps, and waits for nothing.
     pub fn device(&self, name: &str) -> io::Result<Option<Device>> {
-        let Some(answer) = self.call(TABLE_STATUS, name, NO_FLUSH)? else { return Ok(None) };
+        let Some(answer) = self.call(DEV_STATUS, name, 0)? else { return Ok(None) };
         Ok(Some(Device {
             number: device_number(answer.long(Header::DEVICE)),
             open: answer.word(Header::OPEN),
             suspended: answer.word(Header::FLAGS) & SUSPENDED != 0,
-            targets: targets(answer.data(), answer.word(Header::TARGETS)),
+            has_targets: answer.word(Header::TARGETS) > 0,
         }))
+    }
+
+    /// What a device maps, each with its state; nothing if there is no device. That of a thin pool, or of what lies in one,
+    /// may wait for the pool's disks.
+    pub fn targets(&self, name: &str) -> io::Result<Vec<Target>> {
+        let answer = self.call(TABLE_STATUS, name, NO_FLUSH)?;
+        Ok(answer.map(|answer| targets(answer.data(), answer.word(Header::TARGETS))).unwrap_or_default())
     }
 
     /// From now on there is something to read here, for whoever polls, as soon as something happens to a device: a pool

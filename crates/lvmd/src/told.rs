@@ -164,7 +164,7 @@ mod tests {
 
     fn opened(open: u32, suspended: bool) -> Now {
         let number = DeviceNumber { major: 253, minor: 7 };
-        Now { device: Some(Device { number, open, suspended, targets: Vec::new() }), is_degraded: false }
+        Now { device: Some(Device { number, open, suspended, has_targets: true }), is_degraded: false }
     }
 
     #[test]

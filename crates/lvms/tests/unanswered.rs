@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use driver::{Driver, FIGURES, MIB, figures, refused};
 use lab_csi::{Access, Client, Code, Status, proto};
@@ -18,6 +20,11 @@ const CLASSES: &str = "
   - {name: b, volume-group: b, spare-gb: 0}
 lvcreate-option-classes:
   - {name: wide, options: [--stripes=2]}
+";
+
+const IN_A_POOL: &str = "
+  - {name: a, volume-group: a, type: thin, thin-pool: {name: pool, overprovision-ratio: 2}, default: true}
+  - {name: b, volume-group: b, spare-gb: 0}
 ";
 
 /// Stands for lvm2's program. While there is a file `hold`, a command that makes a volume in `a` waits.
@@ -220,7 +227,92 @@ fn a_disk_that_does_not_answer_holds_no_other_volume_up(lab: &Lab) -> Result {
     Ok(())
 }
 
+/// A program that is asked until it waits for a disk.
+struct Waiting(Child);
+
+impl Waiting {
+    fn on(lab: &Lab, program: &str, arguments: &[&str]) -> Result<Waiting> {
+        let ask = || Some(Waiting(Command::new(program).args(arguments).stdout(Stdio::null()).spawn().ok()?));
+        lab.wait_for(&format!("{program} to wait for a disk"), || {
+            let mut asked = ask()?;
+            // Whoever waits for a disk is in this state, and for a moment also who waits for something else.
+            let stat = format!("/proc/{}/stat", asked.0.id());
+            let waits = || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") D "));
+            while asked.0.try_wait().ok()?.is_none() {
+                if (0..20).all(|_| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    waits()
+                }) {
+                    return Some(asked);
+                }
+            }
+            None
+        })
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ = self.0.wait();
+    }
+}
+
+fn a_thin_pool_whose_disk_does_not_answer_holds_no_other_volume_up(lab: &Lab) -> Result {
+    run("vgcreate", ["a", lab.disk(0)])?;
+    run("lvcreate", ["-qq", "-y", "--type", "thin-pool", "-n", "pool", "-L", "256m", "a"])?;
+    run("vgcreate", ["b", lab.disk(1)])?;
+    let driver = Driver::start(lab, IN_A_POOL, &["--metrics-bind-address", FIGURES])?;
+    let (client, target, well) = (&driver.client, lab.state().join("target"), lab.state().join("well"));
+    let in_a = client.create("in a", "a", 64 * MIB, Access::Block, None)?.volume_id;
+    let in_b = client.create("in b", "b", 64 * MIB, EXT4, None)?.volume_id;
+    client.publish(&in_a, &target, Access::Block)?;
+    client.publish(&in_b, &well, EXT4)?;
+    // The pool always has something to write down, and whoever asks it waits until that is done.
+    let writes = format!(
+        "while [ -e {0} ]; do dd if=/dev/zero of={1} bs=64k count=512 oflag=direct; blkdiscard {1}; done 2> /dev/null",
+        well.display(),
+        target.display(),
+    );
+    let mut writing = Command::new("sh").args(["-c", &writes]).spawn()?;
+    lab.fault(0, Fault::Delay { milliseconds: 3_600_000 })?;
+    let others = || -> Result {
+        let _asked = Waiting::on(lab, "dmsetup", &["status", "--noflush", "a-pool-tpool"])?;
+        let asking = driver.connect()?;
+        std::thread::scope(|scope| -> Result {
+            let asked = scope.spawn(|| asking.stats(&in_a, &target));
+            for _ in 0..2 {
+                assert!(client.capacity("b")? > 0 && is_healthy()?);
+                assert!(!client.stats(&in_b, &well)?.usage.is_empty());
+                client.controller(async |mut controller| {
+                    controller.list_volumes(proto::ListVolumesRequest::default()).await
+                })?;
+                assert!(figures("/metrics")?.contains("device_class=\"b\""));
+            }
+            // The other group's disk is well, but LVM looks at all that it may use.
+            let told = asked.join().map_err(|_| "the call panicked")??;
+            let told = told.volume_condition.ok_or("no condition")?;
+            assert!(told.abnormal && told.message.contains("do not answer"), "{told:?}");
+            client.unpublish(&in_b, &well)?;
+            client.publish(&in_b, &well, EXT4)?;
+            // Until the disk answers again, nobody who waits for it can end.
+            lab.fault(0, Fault::None)
+        })
+    };
+    let went = others();
+    lab.fault(0, Fault::None)?;
+    let _ = writing.kill();
+    writing.wait()?;
+    went?;
+    lab.wait_for("the group to serve again", || client.capacity("a").ok().filter(|room| *room > 0))?;
+    for (id, target) in [(&in_a, &target), (&in_b, &well)] {
+        client.unpublish(id, target)?;
+        client.delete(id)?;
+    }
+    Ok(())
+}
+
 lab_test::main! {
+    a_thin_pool_whose_disk_does_not_answer_holds_no_other_volume_up: Needs::disks(2, GIB / 2).faults().devices_file().guest(),
     a_disk_that_does_not_answer_holds_no_other_volume_up: Needs::disks(2, GIB / 2).faults().devices_file().guest(),
     a_look_that_waits_for_a_command_lets_all_other_calls_be_answered: Needs::disks(3, GIB / 2).guest(),
     filesystems_that_do_not_answer_hold_no_other_volume_up: Needs::disks(3, GIB / 2).faults().devices_file().guest(),

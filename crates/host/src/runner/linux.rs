@@ -229,7 +229,8 @@ impl Linux {
         (processes, program)
     }
 
-    pub(crate) fn control(&self) -> io::Result<Control> {
+    /// Device-mapper.
+    pub fn control(&self) -> io::Result<Control> {
         self.on_host(Control::open)?
     }
 
@@ -356,8 +357,7 @@ impl Runner for Linux {
     }
 
     fn pool(&self, pool: &VolumePath) -> io::Result<Option<Pool>> {
-        // The pool itself is a layer beneath the volume of its name.
-        self.told_by(pool, "-tpool", dm::Target::pool)
+        self.told_by_pool(pool)
     }
 
     fn raid(&self, volume: &VolumePath) -> io::Result<Option<Raid>> {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::path::Path;
 
 use super::Linux;
-use crate::dm::{Control, Target};
+use crate::dm::{Control, Pool, Target};
 use crate::lvm::inventory::DeviceNumber;
 use crate::names::VolumePath;
 
@@ -20,9 +21,7 @@ impl Linux {
     /// Whether an image of a RAID volume leads to a disk that is gone.
     pub(crate) fn has_lost_images(&self, volume: &VolumePath) -> io::Result<bool> {
         let control = self.control()?;
-        let name = volume.mapper_name();
-        let beneath = format!("{name}{BENEATH_SNAPSHOTS}");
-        let raid = if control.device(&beneath)?.is_some() { beneath } else { name };
+        let raid = at_layer(&control, volume, BENEATH_SNAPSHOTS)?;
         Ok(!lost(&control, &raid)?.is_empty())
     }
 
@@ -33,13 +32,28 @@ impl Linux {
         layer: &str,
         tells: impl Fn(&Target) -> Option<T>,
     ) -> io::Result<Option<T>> {
-        let name = volume.mapper_name();
-        let device = match self.device(&format!("{name}{layer}"))? {
-            Some(device) => Some(device),
-            None => self.device(&name)?,
-        };
-        Ok(device.and_then(|device| device.targets.iter().find_map(tells)))
+        let control = self.control()?;
+        let name = at_layer(&control, volume, layer)?;
+        Ok(control.targets(&name)?.iter().find_map(tells))
     }
+
+    /// What a thin pool says. It may wait for its disks.
+    pub(super) fn told_by_pool(&self, pool: &VolumePath) -> io::Result<Option<Pool>> {
+        // The pool itself is a layer beneath the volume of its name.
+        let name = at_layer(&self.control()?, pool, "-tpool")?;
+        let device = Path::new("/dev/mapper").join(&name);
+        let ask = move |_: &Path| Control::open()?.targets(&name);
+        let told = self.on_host(|| self.reading.read(&[&device], ask))?.pop().flatten();
+        let told = told.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "its disks do not answer"))?;
+        Ok(told?.iter().find_map(Target::pool))
+    }
+}
+
+/// The name of this layer beneath a volume, or of its own device if there is no such layer.
+fn at_layer(control: &Control, volume: &VolumePath, layer: &str) -> io::Result<String> {
+    let name = volume.mapper_name();
+    let beneath = format!("{name}{layer}");
+    Ok(if control.device(&beneath)?.is_some() { beneath } else { name })
 }
 
 fn is_orphaned(control: &Control, name: &str) -> io::Result<bool> {
@@ -47,8 +61,7 @@ fn is_orphaned(control: &Control, name: &str) -> io::Result<bool> {
     if lost.is_empty() {
         return Ok(false);
     }
-    let device = control.device(name)?;
-    let raid = device.and_then(|device| device.targets.iter().find_map(Target::raid));
+    let raid = control.targets(name)?.iter().find_map(Target::raid);
     let images: Option<BTreeSet<usize>> = lost.iter().map(|name| image(name.as_deref()?)).collect();
     Ok(!raid.zip(images).is_some_and(|(raid, images)| raid.works_without(&images)))
 }
