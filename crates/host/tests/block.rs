@@ -149,7 +149,35 @@ fn a_published_block_device_is_in_use_though_nobody_has_it_open(lab: &Lab) -> Re
     Ok(())
 }
 
+fn a_bare_node_of_another_boot_gives_its_place_to_the_block_device(lab: &Lab) -> Result {
+    let engine = engine(lab)?;
+    let volume = make(&engine, "v", false, Bytes::mib(64), true)?;
+    let other = make(&engine, "other", false, Bytes::mib(4), true)?;
+    let block = Access::Block { read_only: false };
+    let at = publish(&engine, &volume, "v", &block)?;
+    let ours = fs::metadata(&at)?.rdev();
+    let others = engine.runner().device(&other.mapper_name())?.ok_or("no device")?.number;
+    let node = |major: u32, minor: u32| -> Result {
+        engine.unpublish("v", &at)?;
+        run("mknod", [&at.to_string_lossy(), "b", &major.to_string(), &minor.to_string()])?;
+        Ok(())
+    };
+    for minor in [others.minor, 4242] {
+        node(others.major, minor)?;
+        publish(&engine, &volume, "v", &block)?;
+        assert_eq!(fs::metadata(&at)?.rdev(), ours);
+    }
+    // What device-mapper has never dealt is nobody's leftover.
+    let disk = fs::metadata(lab.disk(0))?.rdev();
+    node(rustix::fs::major(disk), rustix::fs::minor(disk))?;
+    let refused = engine.publish(&volume, &at, &block, None);
+    assert!(matches!(refused, Err(PublishError::Occupied { .. })), "{refused:?}");
+    assert_eq!(fs::metadata(&at)?.rdev(), disk);
+    Ok(())
+}
+
 lab_test::main! {
+    a_bare_node_of_another_boot_gives_its_place_to_the_block_device: Needs::disks(1, GIB).guest(),
     block_devices_never_show_former_bytes: Needs::disks(1, 1400 * MIB).without_udev(),
     raid_volumes_in_use_as_block_devices_grow_and_never_show_former_bytes: Needs::disks(6, 64 * MIB).without_udev(),
     a_published_block_device_is_in_use_though_nobody_has_it_open: Needs::disks(1, GIB).guest(),

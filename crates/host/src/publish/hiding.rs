@@ -57,6 +57,11 @@ fn is_left_behind(linux: &Linux, target: &Path, number: DeviceNumber) -> Result<
     Ok(number.mapper_name().is_some() && !is_the_kernels)
 }
 
+/// Whether a device node that is no mount was left by an older TopoLVM before a boot, and shows nobody anything.
+pub(super) fn is_stale(linux: &Linux, target: &Path, number: DeviceNumber) -> Result<bool, PublishError> {
+    Ok(!number.exists() || is_left_behind(linux, target, number)?)
+}
+
 /// What is mounted, if it is certain that it is not this volume.
 fn another_mount(volume: &str, mounted: &Mount) -> Option<String> {
     if mounted.device.major > 0 {

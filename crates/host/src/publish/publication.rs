@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use uuid::Uuid;
 
+use super::hiding::is_stale;
 use super::{PublishError, seen, system};
 use crate::facts::Facts;
 use crate::filesystem::{Content, Filesystem, NotMountable, Preparation, prepare};
@@ -229,6 +230,12 @@ impl Publication<'_> {
         }
         if let Some(present) = present {
             return occupied(format!("{} ({})", present.source, present.filesystem));
+        }
+        if let Some(number) = linux.node_at(self.target) {
+            if !is_stale(linux, self.target, number)? {
+                return occupied(format!("device {}:{}", number.major, number.minor));
+            }
+            linux.remove_target(self.target).map_err(system("removing", self.target))?;
         }
         if self.facts.is_ours() && !self.facts.used {
             self.volumes.note(self.path, self.deadline, |facts| facts.used = true)?;
