@@ -1,6 +1,7 @@
 //! What every role that has a host needs: its configuration, its LVM, and to be alone with both.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -141,6 +142,9 @@ const FORMER: Duration = Duration::from_secs(20);
 /// One process changes the volume groups of a host.
 fn be_alone(runtime: &Path) -> Result<File> {
     fs::create_dir_all(runtime).with_context(|| runtime.display().to_string())?;
+    // Whoever can open a lock can hold it.
+    fs::set_permissions(runtime, Permissions::from_mode(0o700))
+        .with_context(|| runtime.display().to_string())?;
     let path = runtime.join("lock");
     let lock = File::options().create(true).truncate(false).write(true).open(&path)?;
     let began = Instant::now();

@@ -211,8 +211,12 @@ impl Volumes for LocalVolumes {
         Ok(Capacity { available: largest.0, largest: largest.0, least: LEAST_BLOCK.0 })
     }
 
+    fn snapshot_id(&self, name: &str) -> String {
+        Uuid::new_v5(&SNAPSHOTS, name.as_bytes()).to_string()
+    }
+
     async fn snapshot(&self, name: &str, source: &str, deadline: Instant) -> Result<Snapshot, Error> {
-        let id = Uuid::new_v5(&SNAPSHOTS, name.as_bytes()).to_string();
+        let id = self.snapshot_id(name);
         let made = self.host.take_snapshot(id, name.to_owned(), source.to_owned(), Some(deadline)).await?;
         self.host.blocking(move |engine, _| Ok(snapshot(engine, &found(&made)))).await
     }

@@ -83,6 +83,7 @@ pub struct Metrics {
     work_done: Family<WorkOnNode, Gauge>,
     work: Family<WorkOnNode, Gauge>,
     queues: Mutex<Vec<Arc<dyn Busy>>>,
+    written: Mutex<()>,
     waiting: Family<Queue, Gauge>,
     looks: Counts,
     failures: Counts,
@@ -173,6 +174,7 @@ impl Metrics {
             work_done,
             work,
             queues: Mutex::default(),
+            written: Mutex::default(),
             waiting,
             looks,
             failures,
@@ -193,6 +195,8 @@ impl Metrics {
 
     /// All figures as they are now, in Prometheus' words.
     pub fn text(&self, engine: &Arc<Engine<Linux>>, configuration: &Configuration) -> String {
+        // What one who asks clears and looks at anew, another must not write down in between.
+        let _alone = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         self.look(engine, configuration);
         self.look_at_queues();
         self.written()
