@@ -305,8 +305,13 @@ impl<V: Volumes> controller_server::Controller for Controller<V> {
         let name = checked_name(&request.name)?;
         called(name);
         let (name, source) = (name.to_owned(), source.to_owned());
-        let (held, volumes) = (self.locks.hold(&source, deadline).await?, Arc::clone(&self.volumes));
-        let made = held.to_the_end(async move { volumes.snapshot(&name, &source, deadline).await }).await?;
+        let volumes = Arc::clone(&self.volumes);
+        // Its removal waits for it, too. Whoever holds both has taken the source first.
+        let snapshot_id = volumes.snapshot_id(&name);
+        let held = self.locks.hold(&source, deadline).await?;
+        let snapshot_held = self.locks.hold(&snapshot_id, deadline).await?;
+        let making = async move { volumes.snapshot(&name, &source, deadline).await };
+        let made = held.to_the_end(async move { snapshot_held.to_the_end(making).await }).await?;
         Ok(Response::new(proto::CreateSnapshotResponse { snapshot: Some(snapshot(&made)) }))
     }
 

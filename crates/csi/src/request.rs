@@ -15,6 +15,9 @@ pub struct Size {
 /// Sizes are asked of the host in this unit.
 const UNIT: i64 = 4096;
 
+/// An extent of LVM, as long as nobody has chosen another.
+const EXTENT: i64 = 4 << 20;
+
 /// Who says nothing gets this.
 const DEFAULT: i64 = 1 << 30;
 
@@ -36,6 +39,8 @@ impl Size {
         }
         let size = match required {
             0 if limit == 0 || limit >= DEFAULT => DEFAULT.max(least),
+            // What is made in whole extents of LVM must not become more than that.
+            0 if limit >= EXTENT => limit - limit % EXTENT,
             0 => limit - limit % UNIT,
             required => required
                 .checked_add(UNIT - 1)
@@ -214,6 +219,7 @@ mod tests {
         }
         for (required, limit, expected) in [
             (0, 4097, 4096),
+            (0, 1_000_000_000, 238 << 22),
             (1, 8192, 4096),
             (0, 2 * GIB, 1 << 30),
             (1, 0, 4096),

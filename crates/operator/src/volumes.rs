@@ -336,6 +336,11 @@ impl Volumes for ClusterVolumes {
         Ok(Capacity { available: rooms.iter().sum(), largest, least })
     }
 
+    /// The object has its own id later, and guards itself.
+    fn snapshot_id(&self, name: &str) -> String {
+        format!("snapshot {name}")
+    }
+
     async fn snapshot(&self, name: &str, source: &str, deadline: Instant) -> Result<Snapshot, Error> {
         let origin = self.by_id("source_volume_id", source, false)?;
         let spec = Spec {
