@@ -53,6 +53,8 @@ const TABLE_STATUS: u8 = 12;
 const DEV_ARM_POLL: u8 = 16;
 
 const SUSPENDED: u32 = 1 << 1;
+/// The mappings are told, and not their states.
+const STATUS_TABLE: u32 = 1 << 4;
 const BUFFER_FULL: u32 = 1 << 8;
 /// The status of a pool is told as it is, without writing anything out first.
 const NO_FLUSH: u32 = 1 << 11;
@@ -74,11 +76,15 @@ impl Control {
         }))
     }
 
-    /// What a device maps, each with its state; nothing if there is no device. That of a thin pool, or of what lies in one,
-    /// may wait for the pool's disks.
-    pub fn targets(&self, name: &str) -> io::Result<Vec<Target>> {
-        let answer = self.call(TABLE_STATUS, name, NO_FLUSH)?;
-        Ok(answer.map(|answer| targets(answer.data(), answer.word(Header::TARGETS))).unwrap_or_default())
+    /// What a device maps, each with its state, if it maps anything of this kind. No other kind is asked: a thin pool, and
+    /// what lies in one, may wait for the pool's disks.
+    pub fn targets(&self, name: &str, kind: &str) -> io::Result<Vec<Target>> {
+        let look = |flags| -> io::Result<Vec<Target>> {
+            let answer = self.call(TABLE_STATUS, name, flags)?;
+            Ok(answer.map(|answer| targets(answer.data(), answer.word(Header::TARGETS))).unwrap_or_default())
+        };
+        let is_there = look(STATUS_TABLE)?.iter().any(|target| target.kind == kind);
+        if is_there { look(NO_FLUSH) } else { Ok(Vec::new()) }
     }
 
     /// From now on there is something to read here, for whoever polls, as soon as something happens to a device: a pool

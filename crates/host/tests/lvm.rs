@@ -375,7 +375,7 @@ fn device_mapper_says_how_full_pools_and_snapshots_are(lab: &Lab) -> Result {
     assert!(matches!(linux.cow(&path("cow")?)?, Some(Cow::Valid(fill)) if fill.percent() > 40.0));
     run("dd", ["if=/dev/urandom", "of=/dev/vg/origin", "bs=1M", "count=8", "oflag=direct"])?;
     assert_eq!(linux.cow(&path("cow")?)?, Some(Cow::Invalid));
-    let raid = linux.control()?.targets("vg-mirrored")?[0].raid();
+    let raid = linux.control()?.targets("vg-mirrored", "raid")?[0].raid();
     assert_eq!(raid.ok_or("no RAID")?.health.len(), 2);
     assert_eq!(linux.device("vg-nothing")?, None);
     assert_eq!(linux.pool(&path("nothing")?)?, None);

@@ -361,11 +361,11 @@ impl Runner for Linux {
     }
 
     fn raid(&self, volume: &VolumePath) -> io::Result<Option<Raid>> {
-        self.told_by(volume, beneath::BENEATH_SNAPSHOTS, dm::Target::raid)
+        self.told_by(volume, beneath::BENEATH_SNAPSHOTS, "raid", dm::Target::raid)
     }
 
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>> {
-        self.told_by(snapshot, "", dm::Target::cow)
+        self.told_by(snapshot, "", "snapshot", dm::Target::cow)
     }
 
     fn device_state(&self, volume: &VolumePath) -> io::Result<DeviceState> {

@@ -30,11 +30,12 @@ impl Linux {
         &self,
         volume: &VolumePath,
         layer: &str,
+        kind: &str,
         tells: impl Fn(&Target) -> Option<T>,
     ) -> io::Result<Option<T>> {
         let control = self.control()?;
         let name = at_layer(&control, volume, layer)?;
-        Ok(control.targets(&name)?.iter().find_map(tells))
+        Ok(control.targets(&name, kind)?.iter().find_map(tells))
     }
 
     /// What a thin pool says. It may wait for its disks.
@@ -42,7 +43,7 @@ impl Linux {
         // The pool itself is a layer beneath the volume of its name.
         let name = at_layer(&self.control()?, pool, "-tpool")?;
         let device = Path::new("/dev/mapper").join(&name);
-        let ask = move |_: &Path| Control::open()?.targets(&name);
+        let ask = move |_: &Path| Control::open()?.targets(&name, "thin-pool");
         let told = self.on_host(|| self.reading.read(&[&device], ask))?.pop().flatten();
         let told = told.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "its disks do not answer"))?;
         Ok(told?.iter().find_map(Target::pool))
@@ -61,7 +62,7 @@ fn is_orphaned(control: &Control, name: &str) -> io::Result<bool> {
     if lost.is_empty() {
         return Ok(false);
     }
-    let raid = control.targets(name)?.iter().find_map(Target::raid);
+    let raid = control.targets(name, "raid")?.iter().find_map(Target::raid);
     let images: Option<BTreeSet<usize>> = lost.iter().map(|name| image(name.as_deref()?)).collect();
     Ok(!raid.zip(images).is_some_and(|(raid, images)| raid.works_without(&images)))
 }
