@@ -232,22 +232,19 @@ struct Waiting(Child);
 
 impl Waiting {
     fn on(lab: &Lab, program: &str, arguments: &[&str]) -> Result<Waiting> {
-        let ask = || Some(Waiting(Command::new(program).args(arguments).stdout(Stdio::null()).spawn().ok()?));
+        let ask = || Command::new(program).args(arguments).stdout(Stdio::null()).spawn();
+        let mut asked = ask()?;
+        let mut seen = 0;
         lab.wait_for(&format!("{program} to wait for a disk"), || {
-            let mut asked = ask()?;
-            // Whoever waits for a disk is in this state, and for a moment also who waits for something else.
-            let stat = format!("/proc/{}/stat", asked.0.id());
-            let waits = || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") D "));
-            while asked.0.try_wait().ok()?.is_none() {
-                if (0..20).all(|_| {
-                    std::thread::sleep(Duration::from_millis(20));
-                    waits()
-                }) {
-                    return Some(asked);
-                }
+            if asked.try_wait().ok()?.is_some() {
+                (asked, seen) = (ask().ok()?, 0);
             }
-            None
-        })
+            // Whoever waits for a disk is in this state, and for a moment also who waits for something else.
+            let stat = fs::read_to_string(format!("/proc/{}/stat", asked.id())).ok()?;
+            seen = if stat.contains(") D ") { seen + 1 } else { 0 };
+            (seen == 20).then_some(())
+        })?;
+        Ok(Waiting(asked))
     }
 }
 
@@ -268,39 +265,46 @@ fn a_thin_pool_whose_disk_does_not_answer_holds_no_other_volume_up(lab: &Lab) ->
     client.publish(&in_a, &target, Access::Block)?;
     client.publish(&in_b, &well, EXT4)?;
     // The pool always has something to write down, and whoever asks it waits until that is done.
-    let writes = format!(
+    let writes = lab.state().join("writes");
+    fs::write(&writes, "")?;
+    let write = format!(
         "while [ -e {0} ]; do dd if=/dev/zero of={1} bs=64k count=512 oflag=direct; blkdiscard {1}; done 2> /dev/null",
-        well.display(),
+        writes.display(),
         target.display(),
     );
-    let mut writing = Command::new("sh").args(["-c", &writes]).spawn()?;
+    let mut writing = Command::new("sh").args(["-c", &write]).spawn()?;
     lab.fault(0, Fault::Delay { milliseconds: 3_600_000 })?;
-    let others = || -> Result {
-        let _asked = Waiting::on(lab, "dmsetup", &["status", "--noflush", "a-pool-tpool"])?;
+    // Until the disk answers again, nobody who waits for it can end.
+    let mut waiting = None;
+    let mut others = || -> Result {
+        waiting = Some(Waiting::on(lab, "dmsetup", &["status", "--noflush", "a-pool-tpool"])?);
         let asking = driver.connect()?;
         std::thread::scope(|scope| -> Result {
             let asked = scope.spawn(|| asking.stats(&in_a, &target));
-            for _ in 0..2 {
-                assert!(client.capacity("b")? > 0 && is_healthy()?);
-                assert!(!client.stats(&in_b, &well)?.usage.is_empty());
-                client.controller(async |mut controller| {
-                    controller.list_volumes(proto::ListVolumesRequest::default()).await
-                })?;
-                assert!(figures("/metrics")?.contains("device_class=\"b\""));
-            }
-            // The other group's disk is well, but LVM looks at all that it may use.
-            let told = asked.join().map_err(|_| "the call panicked")??;
-            let told = told.volume_condition.ok_or("no condition")?;
-            assert!(told.abnormal && told.message.contains("do not answer"), "{told:?}");
-            client.unpublish(&in_b, &well)?;
-            client.publish(&in_b, &well, EXT4)?;
-            // Until the disk answers again, nobody who waits for it can end.
-            lab.fault(0, Fault::None)
+            let serves = || -> Result {
+                for _ in 0..2 {
+                    assert!(client.capacity("b")? > 0 && is_healthy()?);
+                    assert!(!client.stats(&in_b, &well)?.usage.is_empty());
+                    client.controller(async |mut controller| {
+                        controller.list_volumes(proto::ListVolumesRequest::default()).await
+                    })?;
+                    assert!(figures("/metrics")?.contains("device_class=\"b\""));
+                }
+                let told = asked.join().map_err(|_| "the call panicked")??;
+                let told = told.volume_condition.ok_or("no condition")?;
+                assert!(told.abnormal && told.message.contains("do not answer"), "{told:?}");
+                client.unpublish(&in_b, &well)?;
+                Ok(client.publish(&in_b, &well, EXT4)?)
+            };
+            let went = serves();
+            lab.fault(0, Fault::None)?;
+            went
         })
     };
     let went = others();
     lab.fault(0, Fault::None)?;
-    let _ = writing.kill();
+    drop(waiting);
+    fs::remove_file(&writes)?;
     writing.wait()?;
     went?;
     lab.wait_for("the group to serve again", || client.capacity("a").ok().filter(|room| *room > 0))?;
@@ -314,6 +318,6 @@ fn a_thin_pool_whose_disk_does_not_answer_holds_no_other_volume_up(lab: &Lab) ->
 lab_test::main! {
     a_thin_pool_whose_disk_does_not_answer_holds_no_other_volume_up: Needs::disks(2, GIB / 2).faults().devices_file().guest(),
     a_disk_that_does_not_answer_holds_no_other_volume_up: Needs::disks(2, GIB / 2).faults().devices_file().guest(),
-    a_look_that_waits_for_a_command_lets_all_other_calls_be_answered: Needs::disks(3, GIB / 2).guest(),
+    a_look_that_waits_for_a_command_lets_all_other_calls_be_answered: Needs::disks(3, 2 * GIB).guest(),
     filesystems_that_do_not_answer_hold_no_other_volume_up: Needs::disks(3, GIB / 2).faults().devices_file().guest(),
 }

@@ -35,7 +35,9 @@ pub(crate) fn state() -> Result<String> {
 fn await_synchronised(lab: &Lab) -> Result {
     lab.wait_for("RAID to be synchronised", || {
         let status = Command::new("dmsetup").args(["status", "--target", "raid"]).output().ok()?;
-        String::from_utf8_lossy(&status.stdout).lines().all(|line| line.contains(" idle ")).then_some(())
+        let status = String::from_utf8_lossy(&status.stdout);
+        let mut raids = status.lines().filter(|line| line.contains(" raid "));
+        raids.all(|line| line.contains(" idle ")).then_some(())
     })
 }
 

@@ -233,7 +233,8 @@ fn what_others_do(stage: &Stage<'_>, process: &Process<'_>) -> Result<()> {
         "{{apiVersion: lvm.topolvm.io/v2alpha1, kind: LVMNode, metadata: {{name: gone, namespace: {NAMESPACE}}}}}"
     ))?;
     by_hand("left", "gone", &["topolvm.io/logicalvolume"])?;
-    bound(stage, "left")?;
+    // Its volume would be on that node.
+    stage.claim("left", "thin", "1Gi")?;
     send(stage, "left", "gone")?;
     cluster.kubectl(["delete", "node", "gone", "--wait=false"])?;
     for (kind, name) in [("node", "gone"), ("lvmnode", "gone"), ("logicalvolume", "left")] {
