@@ -7,7 +7,6 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use driver::{Driver, FIGURES, MIB, figures, refused};
 use lab_csi::{Access, Client, Code, Status, proto};
