@@ -33,7 +33,7 @@ use crate::lab::Lab;
 use crate::{process, progress};
 
 /// Conditions are awaited this long: emulated nodes are slow, and this machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(420);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(420);
 
 /// Where a kubelet has its directory, if nobody says otherwise.
 pub(crate) const KUBELET: &str = "/var/lib/kubelet";

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lab_test::{GIB, Lab, Needs, Result, run};
@@ -94,12 +95,18 @@ fn a_snapshot_is_extended_though_its_class_is_gone(lab: &Lab) -> Result {
     run("vgcreate", ["vg", lab.disk(0)])?;
     let volumes = Volumes::open(Arc::new(Linux::new(Options::default())?), &[&VgName::parse("vg")?])?;
     let (classes, followed) = watch::channel(desired()?);
-    attention::follow(&volumes, move || Arc::clone(&followed.borrow()))?;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    attention::follow(&volumes, move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Arc::clone(&followed.borrow())
+    })?;
     let with_class = desired()?;
     let snapshot = with_least_store(&volumes, &wish(&with_class.classes[0])?)?;
     classes.send_replace(Arc::default());
-    // Long enough for all to have taken notice.
-    std::thread::sleep(Duration::from_secs(5));
+    // Each time its groups are woken with what it has been told.
+    let before = asked.load(Ordering::Relaxed);
+    lab.wait_for("all to take notice", || (asked.load(Ordering::Relaxed) > before + 5).then_some(()))?;
     is_extended(lab, &volumes, &snapshot)
 }
 

@@ -102,7 +102,7 @@ fn a_report_that_cannot_be_killed_is_given_up(lab: &Lab) -> Result {
     run("dmsetup", ["suspend", "silent"])?;
     // Its read cannot be interrupted.
     let words = ["dd", "if=/dev/mapper/silent", "of=/dev/null", "bs=4096", "count=1", "iflag=direct"];
-    let given_up = linux.run(&Program::looks(words, Duration::from_secs(1)));
+    let given_up = linux.run(&Program::looks(words, Duration::from_secs(10)));
     let left = || run("sh", ["-c", "pgrep -x dd || true"]);
     let still_runs = !left()?.is_empty();
     run("dmsetup", ["resume", "silent"])?;

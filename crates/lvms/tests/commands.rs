@@ -73,7 +73,7 @@ fn suspended() -> Result<String> {
 fn a_command_that_hangs_before_it_begins_is_told_and_others_go_on(lab: &Lab) -> Result {
     run("vgcreate", ["a", lab.disk(0)])?;
     run("vgcreate", ["b", lab.disk(1)])?;
-    let driver = start(lab, "10")?;
+    let driver = start(lab, "20")?;
     let client = &driver.client;
     let there = make(client, "there", "a")?;
     let target = lab.state().join("there");
@@ -162,7 +162,7 @@ fn command_at_work() -> Result<Option<String>> {
 fn a_command_that_hangs_with_a_device_suspended_is_told_and_others_go_on(lab: &Lab) -> Result {
     run("vgcreate", ["a", lab.disk(0)])?;
     run("vgcreate", ["b", lab.disk(1)])?;
-    let driver = start(lab, "15")?;
+    let driver = start(lab, "45")?;
     let (client, second) = (&driver.client, driver.connect()?);
     let origin = make(client, "origin", "a")?;
     let elsewhere = make(client, "elsewhere", "b")?;
@@ -296,13 +296,13 @@ fn a_driver_starts_while_a_command_hangs_and_serves_the_other_groups(lab: &Lab) 
 fn a_refresh_that_hangs_is_told_and_its_group_goes_on_when_it_has_ended(lab: &Lab) -> Result {
     run("vgcreate", ["a", lab.disk(0)])?;
     run("vgcreate", ["b", lab.disk(1)])?;
-    let driver = start(lab, "10")?;
+    let driver = start(lab, "20")?;
     let volume = quickly(&driver.client, "v")?;
     drop(driver);
     // As a killed command leaves it.
     run("dmsetup", ["suspend", &format!("/dev/mapper/a-{}", volume.replace('-', "--"))])?;
     fs::write("/run/test/hold", "")?;
-    let driver = start(lab, "10")?;
+    let driver = start(lab, "20")?;
     let client = &driver.client;
     assert!(is_stuck("a")?);
     refused(client.delete(&volume), Code::Unavailable, &["has not ended", "--refresh"]);

@@ -27,7 +27,7 @@ fn publish_soon(client: &Client, id: &str, target: &Path) -> std::result::Result
         volume_capability: Some(EXT4.capability()),
         ..Default::default()
     });
-    request.set_timeout(Duration::from_secs(20));
+    request.set_timeout(Duration::from_secs(40));
     client.node(async |mut node| node.node_publish_volume(request).await).map(drop)
 }
 

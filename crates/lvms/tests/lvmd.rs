@@ -347,7 +347,7 @@ fn a_volume_on_which_csi_works_is_left_alone(lab: &Lab) -> Result {
         lab.wait_for("the tool to begin", || (tool.begun() == 1).then_some(()))?;
         let mut request =
             tonic::Request::new(RemoveLvRequest { name: id.clone(), device_class: "thick".into() });
-        request.set_timeout(Duration::from_secs(20));
+        request.set_timeout(Duration::from_secs(40));
         let removed = lvmd.volumes(async |mut service| service.remove_lv(request).await);
         refused(removed, Code::Aborted, &["another call is busy with", &id]);
         tool.let_go()?;

@@ -41,7 +41,7 @@ const SHORT: (Duration, usize) = (Duration::from_secs(180), 8);
 const MANY: usize = 200;
 
 /// If something could not be killed in time, so much longer is tried.
-const LONGER: Duration = Duration::from_secs(420);
+const LONGER: Duration = Duration::from_secs(900);
 
 /// How long, how many claims at least, and how chance falls.
 #[derive(Debug, Clone, Copy)]

@@ -26,7 +26,7 @@ use super::stage::{Product, on_a_stage};
 use super::{Choice, Results, Suite};
 use crate::cache::Cache;
 use crate::cluster::programs::Programs;
-use crate::cluster::{Cluster, Options};
+use crate::cluster::{Cluster, Options, PATIENCE};
 use crate::deployed::{self, NAMESPACE, Shape};
 use crate::lab::Lab;
 use crate::peers;
@@ -160,6 +160,7 @@ fn the_driver_takes_the_place_of_a_predecessor_at_the_kubelet(cluster: &Cluster)
              until grep -q 'has registered' /run/registrar.log; do sleep 0.2; done
              mv topolvm.io@reg.sock plugins_registry/",
         )
+        .limit(PATIENCE)
         .run()?;
     // The kubelet refuses a second socket for the same driver, until we have taken the first one away.
     cluster.wait_for("the driver to be registered by our socket", || {
@@ -176,8 +177,7 @@ fn the_driver_takes_the_place_of_a_predecessor_at_the_kubelet(cluster: &Cluster)
 fn a_new_leader_goes_on_where_the_old_one_was_killed(cluster: &Cluster) -> Result<()> {
     let leader = || -> Result<String> {
         let lease = cluster.get(["--namespace", NAMESPACE, "lease", "lvms-operator"])?;
-        let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
-        Ok(holder.split('_').next().unwrap_or_default().to_owned())
+        Ok(lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned())
     };
     on_a_stage(cluster, &LVMS, "leader", "", |stage| {
         let first = leader()?;
@@ -185,22 +185,14 @@ fn a_new_leader_goes_on_where_the_old_one_was_killed(cluster: &Cluster) -> Resul
         for claim in &claims[..2] {
             stage.claim(claim, "immediate", "1Gi")?;
         }
-        cluster.kubectl([
-            "--namespace",
-            NAMESPACE,
-            "delete",
-            "pod",
-            &first,
-            "--force",
-            "--grace-period=0",
-        ])?;
+        deployed::kill(cluster, first.split('_').next().unwrap_or_default())?;
         for claim in &claims[2..] {
             stage.claim(claim, "immediate", "1Gi")?;
         }
         for claim in claims {
             stage.await_bound(claim)?;
         }
-        ensure!(leader()? != first, "{first} leads though it was killed");
+        cluster.wait_for("another leader", || Ok(leader()? != first))?;
         let volumes = cluster.kubectl(["get", "logicalvolumes", "--output=name"])?;
         ensure!(volumes.lines().count() == claims.len(), "for {} claims there are\n{volumes}", claims.len());
         Ok(())

@@ -166,8 +166,7 @@ impl<'a> Fire<'a> {
     }
 
     fn delete(&self, pod: &str) -> Result<bool> {
-        let delete = ["--namespace", NAMESPACE, "delete", "pod", pod, "--force", "--grace-period=0"];
-        self.cluster.kubectl(delete)?;
+        deployed::kill(self.cluster, pod)?;
         Ok(true)
     }
 }

@@ -1,5 +1,7 @@
 //! Two claims are sent to a node that has room for one.
 
+use std::fs;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
@@ -39,13 +41,28 @@ fn of_two_claims_for_the_last_room_of_a_node_one_goes_to_another_at_once(cluster
         let nodes = [stage.node_of("one")?, stage.node_of("two")?];
         ensure!(nodes.iter().filter(|name| **name == node.name).count() == 1, "they are on {nodes:?}");
         // It was not sent to the same node again and again: it was given back when the scheduler knew of the lack.
-        let failures = ["get", "events", "--field-selector=reason=ProvisioningFailed", "--output=json"];
-        let failures: serde_json::Value = serde_json::from_str(&stage.kubectl(&failures)?)?;
-        let failures = failures["items"].as_array().context("a list has items")?;
-        let told: Vec<_> = failures.iter().map(|event| (&event["count"], &event["message"])).collect();
-        ensure!(told.len() == 1 && *told[0].0 == 1, "people are told {told:?}");
+        for claim in CLAIMS {
+            let volume =
+                format!("pvc-{}", stage.get("pvc", claim)?["metadata"]["uid"].as_str().context("a uid")?);
+            let made = times_made(&volume)?;
+            ensure!((1..=4).contains(&made), "the LogicalVolume of {claim} was made {made} times");
+        }
         Ok(())
     })
+}
+
+/// How often a LogicalVolume of this name was made, as the API tells.
+fn times_made(name: &str) -> Result<usize> {
+    let log = fs::read_to_string("audit.log")?;
+    let lines = log.lines().filter(|line| line.contains(name) && line.contains("\"logicalvolumes\""));
+    let requests = lines.filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let made = requests.filter(|request| {
+        request["verb"] == "create"
+            && request["stage"] == "ResponseComplete"
+            && request["responseStatus"]["code"] == 201
+            && request["objectRef"]["name"] == name
+    });
+    Ok(made.count())
 }
 
 /// Where claims are sent.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::LVMS;
 use super::protection::{has_lv, made_for};
 use super::scenarios::await_capacity;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, PATIENCE};
 use crate::deployed::{self, NAMESPACE};
 use crate::suites::cluster::Case;
 use crate::suites::stage::{READ, Stage, WRITE, await_event, on_a_stage};
@@ -170,7 +170,7 @@ fn no_byte_is_lost_when_a_node_is_reinstalled(cluster: &Cluster) -> Result<()> {
         let (used, idle) = (stage.run_in("used", WRITE)?, stage.run_in("idle", WRITE)?);
         stage.remove_pod("idle")?;
         let volumes = [made_for(stage, "used")?, made_for(stage, "idle")?];
-        node.guest.script(REINSTALL).run()?;
+        node.guest.script(REINSTALL).limit(PATIENCE).run()?;
         // The kubelet starts what was on the node: lvms, and the pod, whose volume has to be published anew.
         await_lvms(cluster)?;
         cluster.wait_for("the pod to have its data again", || {

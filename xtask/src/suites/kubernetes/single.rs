@@ -55,8 +55,10 @@ fn one_process_serves_a_whole_cluster(cluster: &Cluster) -> Result<()> {
         node.guest.script(&ask).run()?;
         let nobody = "setpriv --reuid=65534 --inh-caps=+dac_override --ambient-caps=+dac_override";
         ensure!(node.guest.script(&format!("{nobody} {ask}")).run().is_err(), "anybody is answered");
-        let log = cluster.kubectl(namespace.iter().chain(&["logs", &pod]))?;
-        ensure!(log.contains("somebody who is not root has connected"), "who has asked is not seen");
+        cluster.wait_for("the log to say who has asked", || {
+            let log = cluster.kubectl(namespace.iter().chain(&["logs", &pod]))?;
+            Ok(log.contains("somebody who is not root has connected"))
+        })?;
         // The process is killed and comes back; the pod does not notice, and what is asked for then is done.
         cluster.kubectl(namespace.iter().chain(&["delete", "pod", &pod, "--force", "--grace-period=0"]))?;
         stage.grow("data", "2Gi")?;

@@ -1,6 +1,6 @@
 //! Where pods and their volumes go.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail, ensure};
 use lab_protocol::disk::GIB;
@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::{lv_of, volume_of};
 use crate::cluster::Cluster;
+use crate::deployed::NAMESPACE;
 use crate::suites::cluster::Case;
 use crate::suites::kubernetes::LVMS;
 use crate::suites::parts::Parts;
@@ -135,10 +136,20 @@ fn t10_a_claim_for_one_pod_keeps_a_second_one_from_being_scheduled(cluster: &Clu
     })
 }
 
+/// What the scheduler believes that each node has of class `thick`.
+fn known_to_the_scheduler(cluster: &Cluster) -> Result<BTreeMap<String, String>> {
+    let published = cluster.get(["--namespace", NAMESPACE, "csistoragecapacities"])?;
+    let published = published["items"].as_array().context("no list of capacities")?;
+    let of_class = published.iter().filter(|one| one["storageClassName"] == "thick");
+    Ok(of_class.map(|one| (one["nodeTopology"].to_string(), one["capacity"].to_string())).collect())
+}
+
 /// With 18, 4 and 4 GiB free.
 fn t19_pods_go_where_their_volumes_fit(cluster: &Cluster) -> Result<()> {
     let [big, rest @ ..] = cluster.nodes() else { bail!("a cluster without nodes") };
     on_a_stage(cluster, &LVMS, "t19", "", |stage| {
+        let before = known_to_the_scheduler(cluster)?;
+        ensure!(before.len() == cluster.nodes().len(), "the scheduler knows of {:?}", before.keys());
         stage.claim(&big.name, "thick", "1Gi")?;
         for node in rest {
             stage.claim(&node.name, "thick", "15Gi")?;
@@ -149,6 +160,10 @@ fn t19_pods_go_where_their_volumes_fit(cluster: &Cluster) -> Result<()> {
         for node in cluster.nodes() {
             stage.await_pod(&node.name)?;
         }
+        cluster.wait_for("the scheduler to know what each has taken", || {
+            let now = known_to_the_scheduler(cluster)?;
+            Ok(before.iter().all(|(node, before)| now.get(node).is_some_and(|now| now != before)))
+        })?;
         // The first fits everywhere, and is sent where most is free; the others fit there only.
         for (name, size) in [("three", "3Gi"), ("eight", "8Gi"), ("six", "6Gi")] {
             stage.claim(name, "thick", size)?;
