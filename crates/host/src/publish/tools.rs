@@ -48,7 +48,7 @@ impl Volumes<Linux> {
         let failed = |error| system(what, &Linux::device_path(path))(error);
         let with_tools = move || {
             let _span = span.enter();
-            let done = volumes.runner().together(|| {
+            let work = || {
                 let done = volumes.long(Long::Tool, &volume, what, deadline, |progress| {
                     progress(Bytes::ZERO, size);
                     act(&volumes, &claim)
@@ -56,7 +56,8 @@ impl Volumes<Linux> {
                 done.map_err(|error| volumes::Error::from(error).into())
                     .flatten()
                     .and_then(|()| then(&volumes))
-            });
+            };
+            let done = volumes.runner().together(|| span.in_scope(work));
             let done = done.map_err(system(what, &Linux::device_path(&volume))).flatten();
             // Whoever is answered may begin the next tool.
             drop(claim);
