@@ -225,6 +225,22 @@ fn what_others_do(stage: &Stage<'_>, process: &Process<'_>) -> Result<()> {
     })?;
     stage.kubectl(&["delete", "pvc", "old", "--wait=false"])?;
 
+    process.arm("node-left-before")?;
+    stage.claim("elsewhere", "thin", "1Gi")?;
+    let claim = stage.get("pvc", "elsewhere")?;
+    let volume = format!("pvc-{}", claim["metadata"]["uid"].as_str().context("a claim has a uid")?);
+    // As it was sent to a node that has left since, and perhaps has an LV for it.
+    by_hand(&volume, "nowhere", &["topolvm.io/logicalvolume"])?;
+    send(stage, "elsewhere", "nowhere")?;
+    is_gone("logicalvolume", &volume)?;
+    // What keeps that LV in mind goes when the node is back, which this one never is.
+    let kept = cluster.kubectl(["get", "logicalvolumes", "--output=name"])?;
+    let kept: Vec<&str> = kept.lines().collect();
+    ensure!(kept.len() == 1 && kept[0].contains("/left-"), "of a node that has left there is {kept:?}");
+    let nothing = r#"{"metadata": {"finalizers": null}}"#;
+    cluster.kubectl(["patch", kept[0], "--type=merge", "--patch", nothing])?;
+    stage.kubectl(&["delete", "pvc", "elsewhere", "--wait=false"])?;
+
     process.arm("node-leaves")?;
     cluster.apply(
         r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gone", "finalizers": ["topolvm.io/node"]}}"#,
@@ -232,20 +248,30 @@ fn what_others_do(stage: &Stage<'_>, process: &Process<'_>) -> Result<()> {
     cluster.apply(&format!(
         "{{apiVersion: lvm.topolvm.io/v2alpha1, kind: LVMNode, metadata: {{name: gone, namespace: {NAMESPACE}}}}}"
     ))?;
+    let offers =
+        r#"{"status": {"deviceClasses": [{"name": "thin", "volumeGroup": "gone", "available": "8Gi"}]}}"#;
+    let node = ["--namespace", NAMESPACE, "patch", "lvmnode", "gone"];
+    cluster.kubectl(node.iter().chain(&["--subresource=status", "--type=merge", "--patch", offers]))?;
     by_hand("left", "gone", &["topolvm.io/logicalvolume"])?;
-    // Its volume would be on that node.
+    // It waits for the node to make its volume.
     stage.claim("left", "thin", "1Gi")?;
     send(stage, "left", "gone")?;
+    let claim = stage.get("pvc", "left")?;
+    let volume = format!("pvc-{}", claim["metadata"]["uid"].as_str().context("a claim has a uid")?);
+    cluster.wait_for("the claim to be sent to the node", || {
+        let sent = ["get", "logicalvolume", &volume, "--ignore-not-found", "--output=name"];
+        Ok(!cluster.kubectl(sent)?.is_empty())
+    })?;
     cluster.kubectl(["delete", "node", "gone", "--wait=false"])?;
-    for (kind, name) in [("node", "gone"), ("lvmnode", "gone"), ("logicalvolume", "left")] {
+    for (kind, name) in
+        [("node", "gone"), ("lvmnode", "gone"), ("logicalvolume", "left"), ("logicalvolume", &volume)]
+    {
         is_gone(kind, name)?;
     }
     Books::await_agreement(cluster, 0)?;
-    ensure!(
-        stage.kubectl(&["get", "pvc", "--output=name"])?.is_empty(),
-        "a claim of the node is still there"
-    );
-    Ok(())
+    cluster.wait_for("the claim to be gone with its node", || {
+        Ok(stage.kubectl(&["get", "pvc", "--output=name"])?.is_empty())
+    })
 }
 
 /// The node that the scheduler has chosen for a claim.
