@@ -57,7 +57,7 @@ pub trait Volumes: Send + Sync + 'static {
         node: Option<&str>,
     ) -> impl Future<Output = Result<Capacity, Error>> + Send;
 
-    /// By what whoever makes or removes a snapshot of this name keeps others from it.
+    /// What a snapshot of this name is locked by while it is made: its id, where that is known before.
     fn snapshot_id(&self, name: &str) -> String;
 
     /// Makes a snapshot, or finds the one that the same request has made.

@@ -4,7 +4,6 @@
 mod failing;
 
 use std::collections::BTreeSet;
-use std::process::Command;
 use std::sync::Arc;
 
 use failing::Failing;
@@ -98,16 +97,6 @@ fn group(host: &impl Runner, vg: &VgName) -> Result<Group> {
     Ok(Arc::unwrap_or_clone(group))
 }
 
-/// While the images of a RAID 6 volume are made to agree, snapshots of it stay: the simulated host does not know how long.
-fn await_synchronised(lab: &Lab) -> Result {
-    lab.wait_for("RAID to be synchronised", || {
-        let status = Command::new("dmsetup").args(["status", "--target", "raid"]).output().ok()?;
-        let status = String::from_utf8_lossy(&status.stdout);
-        let mut raids = status.lines().filter(|line| line.contains(" raid "));
-        raids.all(|line| line.contains(" idle ")).then_some(())
-    })
-}
-
 fn compare(lab: &Lab, seeds: std::ops::Range<u64>) -> Result {
     let (mut compared, mut failed, mut restarted, mut kinds) = (0, 0, 0, BTreeSet::new());
     for seed in seeds {
@@ -117,7 +106,8 @@ fn compare(lab: &Lab, seeds: std::ops::Range<u64>) -> Result {
         for (number, act) in (0..).zip(generate(seed, 20)) {
             let fate = Fate::of(seed, number);
             println!("# seed {seed}, act {number}, {fate:?}: {act:?}");
-            await_synchronised(lab)?;
+            // The simulated host does not know how long it takes.
+            lab.await_synchronised()?;
             if let Fate::Fails(effects) = fate {
                 both.fail_after(Some(effects));
                 let verdict = both.perform(&act)?;

@@ -445,10 +445,8 @@ mod tests {
         context.stores.classes.answered(class("WaitForFirstConsumer", "ssd"));
         context.stores.capacities.answered(serde_json::from_value(published("1")).unwrap());
         let item = Item::Pair { class: "c".into(), node: "n1".into() };
-        {
-            let owner = Owner::new(context.client.clone(), "lvms", None);
-            (Capacity::new(context, owner), item, asked)
-        }
+        let owner = Owner::new(context.client.clone(), "lvms", None);
+        (Capacity::new(context, owner), item, asked)
     }
 
     #[tokio::test(start_paused = true)]

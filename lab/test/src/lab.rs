@@ -119,6 +119,17 @@ impl Lab {
             sleep(Duration::from_millis(50));
         }
     }
+
+    /// Waits until the images of all RAID volumes agree. Until then snapshots of them stay.
+    pub fn await_synchronised(&self) -> Result {
+        self.wait_for("RAID to be synchronised", || {
+            let status = Command::new("dmsetup").args(["status", "--target", "raid"]).output().ok()?;
+            let status = String::from_utf8_lossy(&status.stdout);
+            // Where there is no device at all, that is what is said.
+            let mut raids = status.lines().filter(|line| line.contains(" raid "));
+            raids.all(|line| line.contains(" idle ")).then_some(())
+        })
+    }
 }
 
 fn await_disk(serial: &str) -> Result<String> {

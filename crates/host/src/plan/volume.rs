@@ -510,34 +510,19 @@ mod tests {
     }
 
     #[test]
-    fn a_given_up_snapshot_goes_before_its_volume_is_made_otherwise_and_one_that_is_not_ours_stays() {
+    fn a_given_up_snapshot_of_another_source_goes_first_and_one_that_is_not_ours_stays() {
         for (facts, goes) in [
             (Facts { temporary: Some(path("copy").volume), ..Facts::default() }, true),
-            (Facts { temporary: Some(path("other").volume), ..Facts::default() }, false),
+            (Facts { temporary: Some(path("another").volume), ..Facts::default() }, false),
             (Facts::default(), false),
         ] {
-            let mut group = group(&[100]);
             let (name, tags) = (temporary(&path("copy").volume).unwrap(), facts.tags());
-            let left = path(name.as_str());
+            let removal = Next::Do(Box::new(Step::Change(Change::remove(path(name.as_str())))));
             let snapshot =
-                Change::SnapshotThick { origin: path("source"), name, store: Extents(4), chunk: None, tags };
-            for change in [thick("source", &named("source")), snapshot] {
-                model::apply(&mut group, &change).unwrap();
-            }
-            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-            let class = device_class(Class::Linear);
-            let wish = Wish {
-                name: path("copy").volume,
-                class: &class,
-                options: Vec::new(),
-                size: Bytes::mib(16),
-                limit: None,
-                facts: named("copy"),
-                source: None,
-            };
-            let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
-            let removal = Next::Do(Box::new(Step::Change(Change::remove(left))));
-            assert_eq!(create(situation, &wish).unwrap() == removal, goes, "{facts:?}");
+                Change::SnapshotThick { origin: path("other"), name, store: Extents(4), chunk: None, tags };
+            let changes = [thick("source", &named("source")), thick("other", &named("other")), snapshot];
+            let next = next(group(&[100]), &changes, Class::Linear, named("copy"));
+            assert_eq!(next.is_ok_and(|next| next == removal), goes, "{facts:?}");
         }
     }
 

@@ -317,11 +317,10 @@ impl Runner for Linux {
                 return None;
             }
             // All are asked, though one would tell: LVM reads them all, and would wait for one that does not answer.
-            let beginnings = self.read(group).into_iter().flatten().flatten();
+            let mut beginnings = self.read(group).into_iter().flatten().flatten();
             beginnings
-                .filter(|beginning| beginning.group == group.name.as_str())
+                .find(|beginning| beginning.group == group.name.as_str())
                 .map(|beginning| beginning.version)
-                .next()
         };
         self.on_host(read).ok().flatten()
     }

@@ -1,7 +1,6 @@
 //! An operation that is tried again and again, with a driver that dies at another point each time.
 
 use std::fs;
-use std::process::Command;
 
 use lab_csi::Client;
 use lab_test::{Lab, Result, run};
@@ -29,16 +28,6 @@ pub(crate) fn state() -> Result<String> {
     let mounts = fs::read_to_string("/proc/mounts")?;
     let mounts = mounts.lines().filter(|line| line.contains("/run/test/")).map(str::to_owned);
     Ok(known.chain(devices).chain(mounts).collect::<Vec<_>>().join("\n"))
-}
-
-/// While the images of RAID are made to agree, snapshots of it stay.
-fn await_synchronised(lab: &Lab) -> Result {
-    lab.wait_for("RAID to be synchronised", || {
-        let status = Command::new("dmsetup").args(["status", "--target", "raid"]).output().ok()?;
-        let status = String::from_utf8_lossy(&status.stdout);
-        let mut raids = status.lines().filter(|line| line.contains(" raid "));
-        raids.all(|line| line.contains(" idle ")).then_some(())
-    })
 }
 
 pub(crate) type Act<'a> = Box<dyn Fn(&Client) -> Result + 'a>;
@@ -92,18 +81,18 @@ impl<'a> Operation<'a> {
         driver.arm(0)?;
         (self.prepare)(driver.client()?)?;
         let before = state()?;
-        await_synchronised(lab)?;
+        lab.await_synchronised()?;
         (self.act)(driver.client()?).map_err(|error| format!("{what}, undisturbed: {error}"))?;
         (self.verify)(driver.client()?)?;
         let after = state()?;
         let mut point = 0;
         loop {
-            await_synchronised(lab)?;
+            lab.await_synchronised()?;
             (self.undo)(driver.client()?).map_err(|error| format!("undoing {what}, {point}: {error}"))?;
             point += 1;
-            await_synchronised(lab)?;
+            lab.await_synchronised()?;
             let died = self.dies_at(point, lab, driver)?;
-            await_synchronised(lab)?;
+            lab.await_synchronised()?;
             let second = (self.act)(driver.client()?);
             second.map_err(|error| format!("{what}, after a crash at point {point}: {error}"))?;
             (self.verify)(driver.client()?)
@@ -113,10 +102,10 @@ impl<'a> Operation<'a> {
                 break;
             }
         }
-        await_synchronised(lab)?;
+        lab.await_synchronised()?;
         (self.undo)(driver.client()?)?;
         assert_eq!(state()?, before, "{what}, undone");
-        await_synchronised(lab)?;
+        lab.await_synchronised()?;
         (self.finish)(driver.client()?)?;
         println!("# {what}: {} points", point - 1);
         Ok(point - 1)

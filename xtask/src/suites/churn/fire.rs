@@ -111,18 +111,18 @@ impl<'a> Fire<'a> {
             Victim::Leader => {
                 let lease = self.cluster.get(["--namespace", NAMESPACE, "lease", "lvms-operator"])?;
                 let holder = lease["spec"]["holderIdentity"].as_str().context("nobody leads")?;
-                self.delete(holder.split('_').next().unwrap_or_default())
+                self.kill_pod(holder.split('_').next().unwrap_or_default())
             }
             Victim::Operator => {
                 let selector = "--selector=app.kubernetes.io/component=operator";
                 let pods = self.cluster.get(["--namespace", NAMESPACE, "pods", selector])?;
                 let pods = pods["items"].as_array().context("a list has items")?;
                 let Some(chosen) = self.one_of(pods) else { return Ok(false) };
-                self.delete(chosen["metadata"]["name"].as_str().context("a pod has a name")?)
+                self.kill_pod(chosen["metadata"]["name"].as_str().context("a pod has a name")?)
             }
             Victim::NodePlugin => {
                 let node = self.node()?;
-                self.delete(&deployed::pod_on(self.cluster, node)?)
+                self.kill_pod(&deployed::pod_on(self.cluster, node)?)
             }
             Victim::NodePluginInACommand => {
                 let node = self.node()?;
@@ -138,7 +138,7 @@ impl<'a> Fire<'a> {
                 );
                 let killed = seen.output()?.success().is_ok();
                 // A new pod is started at once, the same one would be started later each time.
-                self.delete(&pod)?;
+                self.kill_pod(&pod)?;
                 Ok(killed)
             }
             Victim::Kubelet => self.node()?.restart_kubelet().map(|()| true),
@@ -165,7 +165,7 @@ impl<'a> Fire<'a> {
         all.get(usize::try_from(self.chance.below(all.len() as u64)).ok()?)
     }
 
-    fn delete(&self, pod: &str) -> Result<bool> {
+    fn kill_pod(&self, pod: &str) -> Result<bool> {
         deployed::kill(self.cluster, pod)?;
         Ok(true)
     }
