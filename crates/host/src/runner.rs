@@ -17,6 +17,7 @@ mod process;
 mod reading;
 mod shield;
 mod spawn;
+mod surroundings;
 
 use std::io;
 use std::path::PathBuf;

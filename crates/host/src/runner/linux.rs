@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use policy::Fingerprint;
 
 use super::claim::Claim;
-use super::process::{ControlGroup, Finished, Namespaces, ProcessError, Processes, Program};
+use super::process::{Finished, ProcessError, Processes, Program};
 use super::reading::Reading;
+use super::surroundings::{ControlGroup, Namespaces};
 use super::{DeviceState, Intent, Progress, Runner, archive, crash, device, shield};
 use crate::causes;
 use crate::dm::{self, Control, Cow, Pool, Raid};

@@ -15,7 +15,8 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
-use super::process::{Intent, Namespaces};
+use super::process::Intent;
+use super::surroundings::Namespaces;
 
 /// libc's constant of this name has too few bits.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
