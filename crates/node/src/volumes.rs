@@ -1,16 +1,17 @@
 //! LogicalVolume objects of this node become LVs: each object is looked at when it, or what is on the host, changes.
 
 mod decide;
+mod long_works;
 mod progress;
+mod sight;
 mod taken;
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::{Api, Client};
 use lvms_api::logical_volume::{REMOVAL_FAILED, Status};
-use lvms_api::names::{ADOPTS, CLAIM, CREATED_BY, NODE, UNUSED};
+use lvms_api::names::{CLAIM, CREATED_BY, NODE, UNUSED};
 use lvms_api::{LogicalVolume, Personality};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
@@ -19,25 +20,19 @@ use lvms_cluster::{Events, Outcome, Reference, Store, Work};
 use lvms_csi::locks::Locks;
 use lvms_csi::volumes::Source;
 use lvms_csi::{Error, Kind};
-use lvms_host::desired::Desired;
-use lvms_host::names::VgName;
-use lvms_host::plan::volume::{has_leftover, is_half_made};
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::decide::{Act, Lv, Making, decide, is_for_block, is_for_filesystem, is_tried_again};
-use self::taken::taken;
+pub use self::long_works::LongWorks;
+use self::sight::is_told;
 use crate::host_volumes::{HostVolumes, New, Present, copied_from};
-use crate::known::{find_any, has, left_for, unknown};
+use crate::known::{find_any, left_for};
 
 /// An LV that is in use, or a disk that is gone: looked at again after a second, and later at the most after this.
 const PATIENCE: Patience = Patience { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 /// So many objects are worked on at once; LVM itself does one change per volume group.
 const AT_ONCE: usize = 16;
-
-/// So many of a volume group may be at what can take hours, or wait for it; the others are for what is done at once.
-const LONG_AT_ONCE: usize = AT_ONCE / 4;
 
 /// Whoever finds so many at long works comes again after this.
 const COMES_AGAIN: Duration = Duration::from_millis(500);
@@ -63,18 +58,6 @@ pub struct Volumes {
     pub locks: Arc<Locks>,
     /// Places for what can take long.
     pub long: LongWorks,
-}
-
-/// Places for what can take long, of each volume group its own: one whose disk hangs holds no other up.
-#[derive(Default)]
-pub struct LongWorks(Mutex<BTreeMap<VgName, Arc<Semaphore>>>);
-
-impl LongWorks {
-    fn try_take(&self, group: &VgName) -> Option<OwnedSemaphorePermit> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let places = all.entry(group.clone()).or_insert_with(|| Arc::new(Semaphore::new(LONG_AT_ONCE)));
-        Arc::clone(places).try_acquire_owned().ok()
-    }
 }
 
 /// Why an object was not done with.
@@ -409,69 +392,6 @@ impl Volumes {
         Ok(held.to_the_end(work).await?)
     }
 
-    fn lv(&self, object: &LogicalVolume) -> Lv {
-        let id = object.lv();
-        let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
-        if let Some(found) = find_any(&desired, &inventory, id) {
-            return Lv::Present {
-                size: found.volume.size,
-                // What was copied is told of when nothing is left of the copy.
-                finished: !(found.facts.is_unfinished(found.volume.size)
-                    || found.facts.snapshot && is_half_made(found.volume)
-                    || object.volume_id().is_none() && has_leftover(&inventory, &found.volume.name)),
-                unused: found.facts.is_ours() && !found.facts.used && !found.facts.block,
-            };
-        }
-        if let Some(group) = has(&inventory, id) {
-            let why = format!(
-                "it is in volume group {group}, of which no device class of this node is, or is no volume of ours"
-            );
-            return Lv::Unknown(why);
-        }
-        let stuck = groups_of(object, &desired).into_iter().find_map(|group| self.host.engine.stuck(group));
-        if let Some(stuck) = stuck {
-            return Lv::Unknown(stuck.to_string());
-        }
-        if !is_told(object) {
-            if let Some(taken) = taken(&desired, &inventory, object) {
-                return taken;
-            }
-            let class = desired.class(&object.spec.device_class);
-            if class.is_some_and(|class| inventory.groups.contains_key(&class.group)) {
-                return Lv::Absent;
-            }
-        }
-        match unknown(&desired, &inventory, "volumeID", id) {
-            Some(error) => Lv::Unknown(error.message),
-            None => Lv::Absent,
-        }
-    }
-
-    /// That something is missing is believed only after LVM was asked again.
-    async fn second_look(&self, object: &LogicalVolume) -> Lv {
-        let missing = object.clone();
-        let looked = self
-            .host
-            .blocking(move |engine, desired| {
-                for group in groups_of(&missing, desired) {
-                    engine.look(group).map_err(|error| crate::status::of_volumes(&error))?;
-                }
-                Ok(())
-            })
-            .await;
-        match looked {
-            Ok(()) => self.lv(object),
-            Err(error) => Lv::Unknown(error.message),
-        }
-    }
-
-    /// Where the LV of an object is, or is to be.
-    fn group_of(&self, object: &LogicalVolume) -> Option<VgName> {
-        let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
-        let found = find_any(&desired, &inventory, object.lv()).map(|found| found.path.group);
-        found.or_else(|| Some(desired.class(&object.spec.device_class)?.group.clone()))
-    }
-
     fn is_snapshot(&self, id: &str) -> bool {
         let (inventory, desired) = (self.host.engine.inventory(), self.host.configuration.desired());
         find_any(&desired, &inventory, id).is_some_and(|found| found.facts.snapshot)
@@ -509,20 +429,6 @@ impl Volumes {
     }
 }
 
-/// Whether somebody may know its LV.
-fn is_told(object: &LogicalVolume) -> bool {
-    object.volume_id().is_some() || object.annotation(ADOPTS).is_some()
-}
-
-/// Where the LV of an object may be: of one that was never told of it is where its class is, and nowhere else. What is
-/// wrong in other groups does not concern it.
-fn groups_of<'a>(object: &LogicalVolume, desired: &'a Desired) -> Vec<&'a VgName> {
-    match desired.class(&object.spec.device_class).filter(|_| !is_told(object)) {
-        Some(class) => vec![&class.group],
-        None => desired.groups().into_iter().collect(),
-    }
-}
-
 /// What was wanted and failed, as the reason of an event.
 fn wanted(object: &LogicalVolume) -> &'static str {
     if object.is_deleted() {
@@ -546,45 +452,5 @@ fn is_as_told(object: &LogicalVolume, lv: &Lv) -> bool {
             object.volume_id().is_none() || lost
         }
         Lv::Taken { .. } | Lv::Unknown(_) => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use lvms_api::logical_volume::Spec;
-
-    #[test]
-    fn long_works_of_one_group_leave_the_places_of_others() {
-        let (works, one, other) = (LongWorks::default(), VgName::parse("a"), VgName::parse("b"));
-        let (one, other) = (one.unwrap(), other.unwrap());
-        let taken: Vec<_> = std::iter::from_fn(|| works.try_take(&one)).collect();
-        assert_eq!(taken.len(), LONG_AT_ONCE);
-        assert!(works.try_take(&other).is_some());
-        drop(taken);
-        assert!(works.try_take(&one).is_some());
-    }
-
-    #[test]
-    fn what_nobody_was_told_of_is_looked_for_in_the_group_of_its_class_alone() {
-        let text = "device-classes: [{name: a, volume-group: a}, {name: b, volume-group: b, default: true}]";
-        let desired = lvms_host::desired::lvmd::read(text).unwrap().desired;
-        let object = |class: &str, id: Option<&str>| {
-            let spec = Spec { device_class: class.to_owned(), ..Spec::default() };
-            let mut object = LogicalVolume::new(Personality::Topolvm, spec);
-            object.status = id.map(|id| Status { volume_id: id.to_owned(), ..Status::default() });
-            object
-        };
-        for (class, id, expected) in [
-            ("a", None, vec!["a"]),
-            ("b", None, vec!["b"]),
-            ("", None, vec!["b"]),
-            ("gone", None, vec!["a", "b"]),
-            ("a", Some("id"), vec!["a", "b"]),
-        ] {
-            let object = object(class, id);
-            let groups: Vec<&str> = groups_of(&object, &desired).iter().map(|group| group.as_str()).collect();
-            assert_eq!(groups, expected, "{class:?} {id:?}");
-        }
     }
 }

@@ -3,6 +3,7 @@
 mod beneath;
 mod policy;
 mod suspended;
+mod told;
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -361,7 +362,7 @@ impl Runner for Linux {
     }
 
     fn raid(&self, volume: &VolumePath) -> io::Result<Option<Raid>> {
-        self.told_by(volume, beneath::BENEATH_SNAPSHOTS, "raid", dm::Target::raid)
+        self.told_by(volume, told::BENEATH_SNAPSHOTS, "raid", dm::Target::raid)
     }
 
     fn cow(&self, snapshot: &VolumePath) -> io::Result<Option<Cow>> {
