@@ -320,16 +320,18 @@ mod tests {
     fn a_directory_in_the_place_of_another_is_followed() {
         let all = scratch("replaced");
         let (directory, other) = (all.join("now"), all.join("other"));
-        for (directory, text) in [(&directory, ONE), (&other, TWO)] {
+        for directory in [&directory, &other] {
             fs::create_dir(directory).unwrap();
-            fs::write(directory.join("lvmd.yaml"), text).unwrap();
+            fs::write(directory.join("lvmd.yaml"), TWO).unwrap();
         }
         let path = directory.join("lvmd.yaml");
         let configuration = Configuration::read(&path).unwrap();
         configuration.follow(path.clone()).unwrap();
+        let is = |name: &str| !configuration.is_wrong() && configuration.desired().classes[0].name == name;
+        fs::write(&path, ONE).unwrap();
+        wait("it to be followed", || is("one"));
         fs::rename(&directory, all.join("before")).unwrap();
         fs::rename(&other, &directory).unwrap();
-        let is = |name: &str| !configuration.is_wrong() && configuration.desired().classes[0].name == name;
         wait("what the other directory has", || is("two"));
         fs::write(&path, ONE).unwrap();
         wait("its next change", || is("one"));
