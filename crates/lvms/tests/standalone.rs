@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -154,6 +155,8 @@ fn a_second_driver_is_refused_and_an_ended_one_leaves_nothing_half_done(lab: &La
     assert!(!second.status.success());
     let said = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(said.contains("another lvms serves this host"), "{said}");
+    // Nobody but root can hold the lock that tells it so.
+    assert_eq!(fs::metadata("/run/lvms")?.permissions().mode() & 0o777, 0o700);
     // Told to end in the middle of a call, it finishes it.
     let pid = driver.process.id().to_string();
     let made = std::thread::scope(|scope| {

@@ -62,3 +62,69 @@ impl Owner {
         })))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scripted;
+
+    fn owned(by: &str, name: &str) -> Value {
+        let owner = |kind: &str, controller| {
+            json!({"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": name, "controller": controller})
+        };
+        json!({"metadata": {"name": "ours", "ownerReferences": [owner("Other", false), owner(by, true)]}})
+    }
+
+    #[tokio::test]
+    async fn the_deployment_of_our_pod_is_believed_for_a_minute_and_looked_for_again() {
+        let made = std::sync::Mutex::new(0);
+        let (context, asked) = scripted::context(move |request| {
+            let mut made = made.lock().unwrap();
+            if request.contains("/replicasets/") {
+                *made += 1;
+                (200, owned("Deployment", &format!("deployment-{made}")))
+            } else {
+                (200, owned("ReplicaSet", "set"))
+            }
+        })
+        .await;
+        let owner = Owner::new(context.client.clone(), "lvms", Some("ours"));
+        let named = async || owner.now().await.unwrap().map(|owner| owner["name"].clone());
+        assert_eq!(named().await, Some(json!("deployment-1")));
+        assert_eq!(named().await, Some(json!("deployment-1")));
+        assert_eq!(asked.lock().unwrap().len(), 2);
+        tokio::time::pause();
+        tokio::time::advance(BELIEVED).await;
+        tokio::time::resume();
+        assert_eq!(named().await, Some(json!("deployment-2")));
+        let paths = ["/api/v1/namespaces/lvms/pods/ours", "/apis/apps/v1/namespaces/lvms/replicasets/set"];
+        for (request, path) in asked.lock().unwrap().iter().zip(paths.repeat(2)) {
+            assert!(request.contains(path), "{request}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_made_our_pod_owns_it_where_there_is_no_deployment() {
+        for (maker, owner) in [("DaemonSet", Some(json!("set"))), ("ReplicaSet", None)] {
+            let (context, _) = scripted::context(move |request| match request.contains("/pods/") {
+                true => (200, owned(maker, "set")),
+                false => (404, json!({"kind": "Status", "code": 404})),
+            })
+            .await;
+            let named = Owner::new(context.client.clone(), "lvms", Some("ours")).now().await.unwrap();
+            assert_eq!(named.map(|owner| owner["name"].clone()), owner);
+        }
+    }
+
+    #[tokio::test]
+    async fn outside_a_pod_nobody_owns_us_and_a_failure_is_not_remembered() {
+        let (context, asked) = scripted::context(|_| (500, json!({"kind": "Status", "code": 500}))).await;
+        assert_eq!(Owner::new(context.client.clone(), "lvms", None).now().await.unwrap(), None);
+        assert!(asked.lock().unwrap().is_empty());
+        let owner = Owner::new(context.client.clone(), "lvms", Some("ours"));
+        for asked_for in [1, 2] {
+            owner.now().await.unwrap_err();
+            assert_eq!(asked.lock().unwrap().len(), asked_for);
+        }
+    }
+}
