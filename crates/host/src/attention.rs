@@ -383,7 +383,7 @@ mod tests {
             for change in [thick, snapshot] {
                 model::apply(&mut group, &change).unwrap();
             }
-            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let inventory = Inventory::of(group);
             let groups = concerned(&Desired::default(), &inventory);
             assert_eq!(groups.len(), usize::from(is_attended), "{store:?} {facts:?}");
             assert_eq!(is_filling(&Desired::default(), &inventory), is_attended, "{store:?} {facts:?}");

@@ -36,6 +36,8 @@ pub struct Target {
 pub struct Device {
     /// Its number.
     pub number: DeviceNumber,
+    /// Who it is, in words of who made it: LVM's begin with `LVM-`.
+    pub uuid: String,
     /// How many have it open.
     pub open: u32,
     /// Whether all I/O to it waits.
@@ -71,6 +73,7 @@ impl Control {
         let Some(answer) = self.call(DEV_STATUS, name, 0)? else { return Ok(None) };
         Ok(Some(Device {
             number: device_number(answer.long(Header::DEVICE)),
+            uuid: text(answer.0.get(Header::UUID..Header::UUID_END).unwrap_or_default()),
             open: answer.word(Header::OPEN),
             suspended: answer.word(Header::FLAGS) & SUSPENDED != 0,
             has_targets: answer.word(Header::TARGETS) > 0,
@@ -171,6 +174,8 @@ impl Header {
     const DEVICE: usize = 40;
     const NAME: usize = 48;
     const NAME_SIZE: usize = 128;
+    const UUID: usize = 176;
+    const UUID_END: usize = 305;
     const SIZE: usize = 312;
 }
 

@@ -32,6 +32,11 @@ pub struct Mount {
 }
 
 impl Mount {
+    /// Whether it is a device node, bound from where device nodes are.
+    pub fn is_node(&self) -> bool {
+        self.filesystem == "devtmpfs" && self.root != Path::new("/")
+    }
+
     /// Whether this mount may only be read.
     pub fn is_read_only(&self) -> bool {
         self.options.iter().any(|option| option == "ro")

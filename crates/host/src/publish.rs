@@ -27,7 +27,7 @@ use crate::mount::{BadFlag, Difference, Flags, Mount};
 use crate::names::VolumePath;
 use crate::plan::Refusal;
 use crate::plan::volume::changeable;
-use crate::runner::{Claim, Linux, ProbeError, ProcessError, Runner};
+use crate::runner::{Claim, Linux, ProbeError, ProcessError, Runner, Use};
 use crate::units::Bytes;
 use crate::volumes::{self, Volumes};
 
@@ -323,7 +323,7 @@ impl Volumes<Linux> {
             }
             // The disk may be back as another device, which LVM finds when it activates the volume. While the volume is
             // published, its number must not become another's: who has its node would have that one's bytes.
-            if !self.runner().is_open(path).map_err(system("looking at", &node))? {
+            if self.runner().used(path).map_err(system("looking at", &node))? == Use::None {
                 self.renew(path, deadline)?;
             }
             let renewed = device()?.filter(|_| matches!(is_orphaned(), Ok(false)));
@@ -350,7 +350,7 @@ mod tests {
         let made = Change::CreateThick { path: path.clone(), extents, options, tags: Vec::new(), on };
         model::apply(&mut group, &made).unwrap();
         group.volumes.get_mut(&path.volume).unwrap().tags = tags.iter().map(ToString::to_string).collect();
-        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         publishable(&inventory, &path).map(|(_, facts)| facts)
     }
 

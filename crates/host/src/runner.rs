@@ -30,6 +30,7 @@ use crate::units::Bytes;
 
 pub use claim::Claim;
 pub use following::Following;
+pub use group_lock::AtWork;
 pub use linux::{Linux, Options};
 pub(crate) use mounts::is_not_mounted;
 pub use mounts::{Amounts, ProbeError, Usage};
@@ -49,6 +50,17 @@ pub enum DeviceState {
     Orphaned,
     /// It can be used.
     Ready,
+}
+
+/// By whom a volume is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Nobody has its device open, or may at any time.
+    None,
+    /// A filesystem on it is mounted.
+    Mounted,
+    /// Somebody has its device open, or may: it is published.
+    Open,
 }
 
 /// A host on which volumes can be made.
@@ -84,14 +96,17 @@ pub trait Runner: Send + Sync + 'static {
     /// How the device of a volume is. LVM does not tell of it in the group's metadata.
     fn device_state(&self, volume: &VolumePath) -> io::Result<DeviceState>;
 
-    /// Whether somebody has the device of a volume open, or may at any time: it is published.
-    fn is_open(&self, volume: &VolumePath) -> io::Result<bool>;
+    /// By whom a volume is used.
+    fn used(&self, volume: &VolumePath) -> io::Result<Use>;
 
     /// Where a volume is published. LVM does not see that a device node is bound somewhere: nobody may have it open.
     fn published(&self, volume: &VolumePath) -> io::Result<Option<PathBuf>>;
 
     /// Suspended devices of a group.
     fn suspended(&self, group: &VgName) -> io::Result<Vec<String>>;
+
+    /// The command that changes a group now, whoever started it.
+    fn at_work(&self, group: &VgName) -> io::Result<Option<AtWork>>;
 
     /// Lets suspended devices of a group go on as they had been, and returns the volumes to be refreshed; none while an LVM
     /// command works in the group, whoever started it: what it suspends it resumes.

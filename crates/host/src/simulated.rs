@@ -19,7 +19,7 @@ use crate::lvm::inventory::{Area, Disk, Kind};
 use crate::lvm::metadata::Version;
 use crate::lvm::{Change, Failure, Group, Inventory, Volume, model};
 use crate::names::{LvName, VgName, VolumePath};
-use crate::runner::{DeviceState, ProcessError, Progress, Runner};
+use crate::runner::{AtWork, DeviceState, ProcessError, Progress, Runner, Use};
 use crate::units::{Bytes, Extents};
 
 /// The simulated host.
@@ -48,6 +48,8 @@ struct State {
     hidden: u32,
     /// A report on all groups comes too late.
     late: bool,
+    /// A report on all groups fails.
+    another_goes: bool,
     /// Its disks do not answer.
     is_silent: bool,
     /// Its group belongs to another host.
@@ -132,7 +134,7 @@ pub fn group(disks: &[u64]) -> Group {
 impl Simulated {
     /// A host with this group.
     pub fn new(group: Group) -> Simulated {
-        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         let state = State {
             previous: inventory.clone(),
             texts: 0,
@@ -145,6 +147,7 @@ impl Simulated {
             effects_left: None,
             hidden: 0,
             late: false,
+            another_goes: false,
             is_foreign: false,
             overflows: 0,
             orphaned: BTreeSet::new(),
@@ -287,6 +290,9 @@ impl Runner for Simulated {
             let limit = Duration::from_secs(60);
             return Err(Failure::Process(ProcessError::TooSlow { program: "fullreport".to_owned(), limit }));
         }
+        if state.another_goes && group.is_none() {
+            return Err(Failure::NotFound("Volume group \"other\" not found".to_owned()));
+        }
         if let Some(name) = group.filter(|_| state.is_foreign) {
             return Err(Failure::Foreign(format!("Cannot access VG {name} with system ID other.")));
         }
@@ -391,8 +397,8 @@ impl Runner for Simulated {
         })
     }
 
-    fn is_open(&self, _: &VolumePath) -> io::Result<bool> {
-        Ok(false)
+    fn used(&self, _: &VolumePath) -> io::Result<Use> {
+        Ok(Use::None)
     }
 
     fn published(&self, _: &VolumePath) -> io::Result<Option<PathBuf>> {
@@ -409,6 +415,10 @@ impl Runner for Simulated {
 
     fn suspended(&self, _: &VgName) -> io::Result<Vec<String>> {
         Ok(Vec::new())
+    }
+
+    fn at_work(&self, _: &VgName) -> io::Result<Option<AtWork>> {
+        Ok(None)
     }
 
     fn recover(&self, _: &VgName) -> io::Result<Vec<VolumePath>> {

@@ -31,7 +31,7 @@ use crate::plan::capacity::{Situation, complete, without};
 use crate::plan::volume::{self, Wish};
 use crate::plan::{Next, Refusal, Step};
 use crate::queue::{NoTurn, Queue};
-use crate::runner::Runner;
+use crate::runner::{Runner, Use};
 use crate::units::Bytes;
 
 /// Why something was not done.
@@ -79,8 +79,6 @@ pub struct Volumes<R> {
     queues: Mutex<BTreeMap<VgName, Arc<Queue>>>,
     known: watch::Sender<Arc<Inventory>>,
     doubts: Doubts,
-    /// Groups that could not be looked at at the start, and were not since.
-    unseen: Mutex<BTreeSet<VgName>>,
     /// Volumes that go on as they had been before a command was killed, and have to be what LVM's metadata says.
     unrefreshed: Mutex<BTreeSet<VolumePath>>,
     /// Groups that belong to another host, as far as is known now.
@@ -96,29 +94,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<R: Runner> Volumes<R> {
-    /// Looks at what is there. Devices of these groups that a killed command left suspended go on. If LVM does not answer
-    /// in time, as while a command holds the lock of one group, all are unknown until each is looked at by itself.
+    /// Looks at what is there. Devices of these groups that a killed command left suspended go on. A group that a command
+    /// holds up since before our start is told to be so, and goes on when that ends.
     pub fn open(runner: Arc<R>, groups: &[&VgName]) -> Result<Arc<Volumes<R>>, Error> {
         let resumed: Vec<_> = groups.iter().map(|group| (*group, held_up::resume(&*runner, group))).collect();
-        let (inventory, unseen) = match runner.inventory(None) {
-            Err(failure) if failure.is_of_the_moment() => {
-                tracing::warn!(%failure, "LVM does not answer in time: each volume group is looked at by itself");
-                (Arc::default(), groups.iter().copied().cloned().collect())
-            }
-            answer => (Arc::new(answer?), BTreeSet::new()),
-        };
+        let inventory = look::first(&*runner, groups)?;
+        let at_work = groups.iter().filter(|group| inventory.unseen.contains_key(**group));
+        let at_work: Vec<_> =
+            at_work.filter_map(|group| Some((*group, runner.at_work(group).ok()??))).collect();
         let volumes = Arc::new(Volumes {
             runner,
             queues: Mutex::default(),
-            known: watch::Sender::new(inventory),
+            known: watch::Sender::new(Arc::new(inventory)),
             doubts: Doubts::default(),
-            unseen: Mutex::new(unseen),
             unrefreshed: Mutex::default(),
             foreign: Mutex::default(),
             written: Mutex::default(),
             works: Mutex::default(),
             leaving: Mutex::default(),
         });
+        for (group, command) in at_work {
+            volumes.is_held_up(group, command);
+        }
         for (group, resumed) in resumed {
             // What does not end holds its group up.
             let _told = volumes.refresh(&volumes.queue(group), group, resumed);
@@ -181,8 +178,9 @@ impl<R: Runner> Volumes<R> {
     ) -> Result<Volume, Error> {
         let groups = [path.group.clone()];
         self.settle(path, &groups, true, deadline, |situation| {
-            let in_use = self.runner.is_open(path).unwrap_or(true);
-            volume::grow(situation, class, path, size, in_use)
+            // What cannot be seen may be in use.
+            let used = self.runner.used(path).unwrap_or(Use::Open);
+            volume::grow(situation, class, path, size, used)
         })?;
         self.find(path)
     }

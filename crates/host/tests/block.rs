@@ -75,6 +75,12 @@ fn block_devices_never_show_former_bytes(lab: &Lab) -> Result {
     let theirs = "0e9b1a4e-6bd1-4c0e-8a55-0c3f7c2d9a01";
     run("lvcreate", ["-qq", "-n", theirs, "-L", "16m", "-W", "y", "-y", "vg"])?;
     let at = publish(&engine, &path(theirs)?, "theirs", &block)?;
+    engine.grow(&class(false)?, &path(theirs)?, Bytes::mib(32), None)?;
+    assert!(has_only_zeros(&at, 16 * MIB, 32 * MIB)?);
+    engine.unpublish(theirs, &at)?;
+    engine.grow(&class(false)?, &path(theirs)?, Bytes::mib(48), None)?;
+    publish(&engine, &path(theirs)?, "theirs", &block)?;
+    assert!(has_only_zeros(&at, 16 * MIB, 48 * MIB)?);
     engine.unpublish(theirs, &at)?;
     // A copy is as long as asked for, and zero behind its source.
     let copy = make_from(&engine, "copy", false, Bytes::mib(256), true, Some(&volume))?;

@@ -390,11 +390,22 @@ fn suspended_devices_of_a_group_are_found_and_go_on(lab: &Lab) -> Result {
     run("lvcreate", ["-qq", "-y", "-n", "c", "-l", "1", "vg-x"])?;
     run("dmsetup", ["suspend", "vg-a--b"])?;
     run("dmsetup", ["suspend", "vg--x-c"])?;
+    // Whoever else makes devices may call them so.
+    for empty in ["vg-d", "vg-d-real"] {
+        run("dmsetup", ["create", empty, "--notable"])?;
+    }
+    run("dmsetup", ["create", "vg-e", "--table", "0 8 error"])?;
+    run("dmsetup", ["suspend", "vg-e"])?;
+    let others = || run("dmsetup", ["info", "-c", "--noheadings", "-o", "name,suspended,tables_loaded"]);
+    let before = others()?;
     assert_eq!(linux.recover(&VgName::parse("vg")?)?, [path("a-b")?]);
     assert_eq!(linux.recover(&VgName::parse("vg")?)?, []);
-    assert_eq!(run("dmsetup", ["info", "-c", "--noheadings", "-o", "suspended", "vg-a--b"])?, "Active");
-    assert_eq!(run("dmsetup", ["info", "-c", "--noheadings", "-o", "suspended", "vg--x-c"])?, "Suspended");
-    run("dmsetup", ["resume", "vg--x-c"])?;
+    // All others are what they were.
+    assert_eq!(others()?, before.replace("vg-a--b:Suspended", "vg-a--b:Active"));
+    for suspended in ["vg--x-c", "vg-e"] {
+        run("dmsetup", ["resume", suspended])?;
+    }
+    run("dmsetup", ["remove", "vg-d", "vg-d-real", "vg-e"])?;
     Ok(())
 }
 
@@ -423,6 +434,11 @@ fn the_hosts_policy_stays_in_force(lab: &Lab) -> Result {
     fs::write("/etc/lvm/lvm.conf", changed)?;
     linux.change(&thick("b", 1, &[])?)?;
     assert!(fs::read_dir("/etc/lvm/archive")?.count() > 0);
+    // Ours is made again if somebody takes it away.
+    fs::remove_dir_all("/run/lvms/lvm")?;
+    linux.change(&thick("c", 1, &[])?)?;
+    assert!(fs::read_to_string("/run/lvms/lvm/lvm.conf")?.contains("Settings of lvms"));
+    assert_eq!(group(&linux)?.volumes.len(), 3);
     Ok(())
 }
 

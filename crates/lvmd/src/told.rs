@@ -164,7 +164,10 @@ mod tests {
 
     fn opened(open: u32, suspended: bool) -> Now {
         let number = DeviceNumber { major: 253, minor: 7 };
-        Now { device: Some(Device { number, open, suspended, has_targets: true }), is_degraded: false }
+        Now {
+            device: Some(Device { number, uuid: String::new(), open, suspended, has_targets: true }),
+            is_degraded: false,
+        }
     }
 
     #[test]

@@ -285,9 +285,21 @@ fn a_driver_starts_while_a_command_hangs_and_serves_the_other_groups(lab: &Lab) 
     assert!(stopped.runs());
     others_go_on(client)?;
     client.delete(&elsewhere)?;
-    // Nothing is known of its group, and least of all that it is gone.
-    assert!(client.delete(&origin).is_err());
+    // Nothing is known of its group, and least of all that it is gone; what holds it up is.
+    let process = format!("process {} ", stopped.pid);
+    let name = device("a", &origin);
+    let name = name.file_name().ok_or("no name")?.to_string_lossy();
+    for refusal in [client.delete(&origin).err(), client.snapshot("moment", &origin).err()] {
+        refused(
+            refusal.map_or(Ok(()), Err),
+            Code::Unavailable,
+            &[&process, "lvcreate", &name, "goes on by itself"],
+        );
+    }
+    refused(make(client, "next", "a"), Code::Unavailable, &[&process]);
+    assert!(is_stuck("a")? && client.capacity("a")? == 0);
     stopped.go_on()?;
+    lab.wait_for("the group to go on", || (!is_stuck("a").ok()?).then_some(()))?;
     lab.wait_for("the group to be known", || client.snapshot("moment", &origin).ok())?;
     assert_eq!(suspended()?, "");
     Ok(())

@@ -84,7 +84,26 @@ fn what_a_copy_is_made_from_stays_until_that_is_finished_or_given_up(lab: &Lab) 
     Ok(())
 }
 
+fn a_copy_that_was_begun_leaves_nothing_when_its_source_is_gone(lab: &Lab) -> Result {
+    let driver = start(lab)?;
+    let client = &driver.client;
+    let origin = client.create("origin", "thin", 8 * MIB, Access::Block, None)?.volume_id;
+    let source = Source::Volume(origin.clone());
+    let id = copy(client, &source)?;
+    client.delete(&id)?;
+    // As whoever was killed before there was a copy leaves it.
+    let (left, tag) = (format!("lvms-copy-{id}"), format!("lvms.io/temporary={id}"));
+    run("lvcreate", ["-qq", "-y", "-s", "-n", &left, "--addtag", &tag, &format!("vg/{origin}")])?;
+    client.delete(&origin)?;
+    assert!(volumes()?.contains(&left));
+    let again = client.create("copy", "thick", 8 * MIB, Access::Block, Some(&source));
+    refused(again.map(drop), Code::NotFound, &[&origin]);
+    assert_eq!(volumes()?, ["pool"]);
+    Ok(())
+}
+
 lab_test::main! {
+    a_copy_that_was_begun_leaves_nothing_when_its_source_is_gone: Needs::disks(1, GIB / 2).guest(),
     what_a_copy_is_made_from_stays_until_that_is_finished_or_given_up: Needs::disks(1, GIB / 2).guest(),
     a_copy_is_finished_by_the_same_call_though_its_source_has_gone: Needs::disks(1, GIB / 2).guest(),
 }

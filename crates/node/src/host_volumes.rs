@@ -180,8 +180,14 @@ impl HostVolumes {
                 let wished = (field.as_str(), wished);
                 facts.source = Some(told(wished.1));
                 let is_ready = |found: &Found<'_>| is_ready(engine, found);
-                let found = find_source(desired, &inventory, wished, present.as_ref(), is_ready)?;
-                source = Some(if let Some(found) = found {
+                let found = find_source(desired, &inventory, wished, present.as_ref(), is_ready);
+                // Nobody can go on with a copy whose source is gone.
+                if found.as_ref().is_err_and(|error| error.kind == Kind::NotFound)
+                    && let Some(left) = left_for(&inventory, name.as_str())
+                {
+                    engine.remove(&left, deadline).map_err(|error| status::of_volumes(&error))?;
+                }
+                source = Some(if let Some(found) = found? {
                     facts.used = found.facts.used || !found.facts.is_ours();
                     // If nobody has written to the source, the copy is formatted like a new one.
                     if facts.used {

@@ -129,6 +129,13 @@ pub fn unknown(desired: &Desired, inventory: &Inventory, field: &str, id: &str) 
         );
         return Some(Error::new(Kind::Precondition, message));
     }
+    let unseen = desired.groups().into_iter().find_map(|group| inventory.unseen.get_key_value(group));
+    if let Some((group, reason)) = unseen {
+        let message = format!(
+            "{field}: whether {id:?} is in volume group {group} is not known, LVM does not tell: {reason}"
+        );
+        return Some(Error::new(Kind::Unavailable, message));
+    }
     let group = desired.groups().into_iter().find(|group| !inventory.groups.contains_key(*group))?;
     let message = format!("{field}: volume group {group} is not there: whether {id:?} is in it is not known");
     Some(Error::new(Kind::Precondition, message))
@@ -265,7 +272,7 @@ mod tests {
                 areas: Vec::new(),
             };
             group.volumes.insert(name.clone(), volume);
-            let inventory = Inventory { groups: [(group.name.clone(), std::sync::Arc::new(group))].into() };
+            let inventory = Inventory::of(group);
             let desired = lvms_host::desired::lvmd::read("device-classes: [{name: a, volume-group: vg}]");
             let desired = desired.unwrap().desired;
             let found = named(&desired, &inventory, "volume_id", name.as_str(), false);
@@ -307,9 +314,7 @@ mod tests {
             areas: Vec::new(),
         };
         group.volumes.insert(left.name.clone(), left.clone());
-        let inventory = |group: &inventory::Group| Inventory {
-            groups: [(group.name.clone(), std::sync::Arc::new(group.clone()))].into(),
-        };
+        let inventory = |group: &inventory::Group| Inventory::of(group.clone());
         assert_eq!(left_for(&inventory(&group), "x").map(|path| path.to_string()), Some("vg/x".to_owned()));
         assert_eq!(left_for(&inventory(&group), "y"), None);
         // A volume that is there may still be copied to, or be another one: nothing is left by it.

@@ -78,7 +78,7 @@ mod tests {
             options: Vec::new(),
         };
         let desired = Desired { classes: vec![class], ..Desired::default() };
-        let inventory = Inventory { groups: [(vg.clone(), std::sync::Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         let told = |named: &[&str]| {
             let named = named.iter().map(|name| (*name).to_owned()).collect();
             unnamed(&desired, &inventory, &vg, &named)

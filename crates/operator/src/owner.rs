@@ -69,9 +69,7 @@ mod tests {
     use crate::scripted;
 
     fn owned(by: &str, name: &str) -> Value {
-        let owner = |kind: &str, controller| {
-            json!({"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": name, "controller": controller})
-        };
+        let owner = |kind: &str, controller| json!({"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": name, "controller": controller});
         json!({"metadata": {"name": "ours", "ownerReferences": [owner("Other", false), owner(by, true)]}})
     }
 

@@ -33,6 +33,8 @@ pub const COLUMNS: [(&str, &str); 5] = [
 pub struct Inventory {
     /// By name. Of several groups with one name only the first is here: LVM itself refuses to work with them.
     pub groups: BTreeMap<VgName, Arc<Group>>,
+    /// Groups at which nobody could look yet, and why: whether they are there is not known.
+    pub unseen: BTreeMap<VgName, String>,
 }
 
 /// A volume group.
@@ -311,6 +313,11 @@ impl Group {
 }
 
 impl Inventory {
+    /// With this group alone.
+    pub fn of(group: Group) -> Inventory {
+        Inventory { groups: [(group.name.clone(), Arc::new(group))].into(), ..Inventory::default() }
+    }
+
     /// A volume, if it is there.
     pub fn volume(&self, path: &VolumePath) -> Option<&Volume> {
         self.groups.get(&path.group)?.volumes.get(&path.volume)
@@ -380,7 +387,7 @@ impl Inventory {
                 groups.entry(group.name.clone()).or_insert_with(|| Arc::new(group));
             }
         }
-        Ok(Inventory { groups })
+        Ok(Inventory { groups, ..Inventory::default() })
     }
 }
 

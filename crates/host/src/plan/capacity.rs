@@ -173,7 +173,6 @@ impl<'a> Situation<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use super::*;
     use crate::simulated::group;
@@ -183,7 +182,7 @@ mod tests {
     fn the_more_disks_a_volume_lies_on_the_more_room_it_needs_in_the_metadata() {
         let admits = |options: &[&str], free: u64| {
             let group = Group { metadata: (Bytes::mib(1), Bytes::kib(free)), ..group(&[100; 5]) };
-            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let inventory = Inventory::of(group);
             let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
             let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
             match situation.largest(&device_class(Class::Linear), &options) {
@@ -201,7 +200,7 @@ mod tests {
 
     #[test]
     fn what_makes_something_else_than_a_volume_is_refused_before_anything_is_made() {
-        let inventory = Inventory { groups: [(group(&[100]).name, Arc::new(group(&[100])))].into() };
+        let inventory = Inventory::of(group(&[100]));
         let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
         let refused = situation.largest(&device_class(Class::Linear), &["--type=mirror".to_owned()]);
         assert_eq!(refused, Err(Refusal::ForeignType("--type mirror".to_owned())));
@@ -214,7 +213,7 @@ mod tests {
             [("wz--n-", true), ("w---n-", true), ("rz--n-", false), ("wzx-n-", false)]
         {
             let group = Group { attributes: attributes.to_owned(), ..group(&[100, 100]) };
-            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let inventory = Inventory::of(group);
             let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
             let class = device_class(Class::Linear);
             let all = [

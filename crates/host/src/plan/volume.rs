@@ -113,7 +113,11 @@ fn begin(
     if let Some(limit) = wish.limit.filter(|limit| size > *limit) {
         return Err(Refusal::AboveLimit { size, limit });
     }
-    let free = situation.largest(wish.class, &wish.options)?;
+    let free = match situation.largest(wish.class, &wish.options) {
+        Ok(free) => free,
+        Err(full @ Refusal::PoolFull { .. }) => return give_up(wish, source, full),
+        Err(refusal) => return Err(refusal),
+    };
     let store = source.map_or(Extents::ZERO, |source| source.store_to_come(&wish.name));
     let is_beside = wish.is_thick() && source.is_some_and(|source| source.group.name == group.name);
     let wanted = if is_beside { size + store.bytes(group.extent) } else { size };

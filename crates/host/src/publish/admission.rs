@@ -42,7 +42,6 @@ fn mountable(facts: &Facts, wanted: Filesystem) -> Result<(), NotMountable> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use uuid::Uuid;
 
@@ -61,7 +60,7 @@ mod tests {
         let (extents, options, on) = (Extents(4), Vec::new(), Vec::new());
         let made = Change::CreateThick { path: path.clone(), extents, options, tags: facts.tags(), on };
         model::apply(&mut group, &made).unwrap();
-        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         let manners = [Manner::Block, EXT4, XFS].into_iter();
         manners.filter(|manner| admits(&inventory, &path, *manner).is_ok()).collect()
     }

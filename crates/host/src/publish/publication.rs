@@ -156,9 +156,19 @@ impl Publication<'_> {
         }
     }
 
+    /// The identity that the filesystem is going to have: after a crash it is known by it.
+    fn identity(&self) -> Result<Uuid, PublishError> {
+        if let Some(fsid) = self.facts.fsid {
+            return Ok(fsid);
+        }
+        let fsid = Uuid::new_v4();
+        self.volumes.note(self.path, self.deadline, |facts| facts.fsid = Some(fsid))?;
+        Ok(fsid)
+    }
+
     /// Makes a filesystem, and what has to follow, whoever still waits for it.
     fn format(&self, kind: Filesystem, claim: &Arc<Claim>) -> Result<(), PublishError> {
-        let uuid = self.facts.fsid.unwrap_or_else(Uuid::new_v4);
+        let uuid = self.identity()?;
         let argv = kind.make(&self.device().to_string_lossy(), uuid);
         let path = self.path.clone();
         let made = {

@@ -19,7 +19,7 @@ use super::claim::Claim;
 use super::process::{Finished, ProcessError, Processes, Program};
 use super::reading::Reading;
 use super::surroundings::{ControlGroup, Namespaces};
-use super::{DeviceState, Intent, Progress, Runner, archive, crash, device, shield};
+use super::{AtWork, DeviceState, Intent, Progress, Runner, Use, archive, crash, device, shield};
 use crate::causes;
 use crate::dm::{self, Control, Cow, Pool, Raid};
 use crate::lvm::answer::Answer;
@@ -377,9 +377,18 @@ impl Runner for Linux {
         Ok(if self.is_orphaned(&name)? { DeviceState::Orphaned } else { DeviceState::Ready })
     }
 
-    fn is_open(&self, volume: &VolumePath) -> io::Result<bool> {
-        let Some(device) = self.device(&volume.mapper_name())? else { return Ok(false) };
-        Ok(device.open > 0 || self.mounts()?.iter().any(|mount| mount.device == device.number))
+    fn used(&self, volume: &VolumePath) -> io::Result<Use> {
+        let Some(device) = self.device(&volume.mapper_name())? else { return Ok(Use::None) };
+        let mounts = self.mounts()?;
+        let mut here = mounts.iter().filter(|mount| mount.device == device.number).peekable();
+        let is_published = here.peek().is_some();
+        Ok(if here.any(|mount| !mount.is_node()) {
+            Use::Mounted
+        } else if is_published || device.open > 0 {
+            Use::Open
+        } else {
+            Use::None
+        })
     }
 
     fn published(&self, volume: &VolumePath) -> io::Result<Option<PathBuf>> {
@@ -390,6 +399,11 @@ impl Runner for Linux {
 
     fn suspended(&self, group: &VgName) -> io::Result<Vec<String>> {
         self.suspended_devices(group)
+    }
+
+    fn at_work(&self, group: &VgName) -> io::Result<Option<AtWork>> {
+        let directory = self.locking_directory();
+        self.on_host(|| AtWork::find(&directory, group))?
     }
 
     fn recover(&self, group: &VgName) -> io::Result<Vec<VolumePath>> {

@@ -62,9 +62,13 @@ impl Linux {
         self.on_host(|| {
             let mut mounts = mount::parse(&fs::read_to_string("/proc/thread-self/mountinfo")?);
             for mount in mounts.iter_mut().filter(|mount| mount.device.major == 0) {
-                // A btrfs has a number of its own there, which no device has; a bound device node has that of /dev.
-                let is_node = mount.filesystem == "devtmpfs" && mount.root != Path::new("/");
-                let node = if is_node { &mount.target } else { Path::new(&mount.source) };
+                // A btrfs has a number of its own there, which no device has; a bound device node has that of /dev. What
+                // others name as their source may lie where nobody answers.
+                let node = match mount.filesystem.as_str() {
+                    "btrfs" => Path::new(&mount.source),
+                    _ if mount.is_node() => &mount.target,
+                    _ => continue,
+                };
                 if let Ok(node) = fs::metadata(node)
                     && node.file_type().is_block_device()
                 {

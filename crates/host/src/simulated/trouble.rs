@@ -79,6 +79,11 @@ impl Simulated {
         self.state().late = true;
     }
 
+    /// A report on all groups fails: somebody removes one in the middle of it.
+    pub fn remove_another(&self) {
+        self.state().another_goes = true;
+    }
+
     /// Its group is given to another host, or back.
     pub fn give_away(&self, is_foreign: bool) {
         self.state().is_foreign = is_foreign;

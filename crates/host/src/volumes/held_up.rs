@@ -1,5 +1,7 @@
 //! Groups that a command holds up: told with what it has suspended, and let go on when it has ended.
 
+use std::fmt::Debug;
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -7,7 +9,7 @@ use super::{Error, Volumes, lock};
 use crate::lvm::{Change, Failure};
 use crate::names::{VgName, VolumePath};
 use crate::queue::{NoTurn, Queue, Stuck, Turn};
-use crate::runner::{Following, Runner};
+use crate::runner::{AtWork, Runner};
 
 impl<R: Runner> Volumes<R> {
     /// What holds a group up.
@@ -46,7 +48,7 @@ impl<R: Runner> Volumes<R> {
                     suspended: Vec::new(),
                 };
                 queue.stop(stuck.clone());
-                self.wait_for(group.clone(), Arc::clone(queue), rest);
+                self.wait_for(group.clone(), Arc::clone(queue), || rest.to_the_end().map(|done| done.status));
                 Err(NoTurn::Stuck(self.with_suspended(&group, stuck)).into())
             }
             done => Ok(done?),
@@ -91,12 +93,29 @@ impl<R: Runner> Volumes<R> {
         self.change(&queue, &Change::Refresh { path: path.clone() })
     }
 
+    /// A command that was at work before us holds the group up.
+    pub(super) fn is_held_up(self: &Arc<Self>, group: &VgName, command: AtWork) {
+        let AtWork { pid, program, .. } = &command;
+        tracing::error!(group = %group, pid, program, "a command does not end: its volume group waits for it");
+        let queue = self.queue(group);
+        queue.stop(Stuck { pid: *pid, program: program.clone(), suspended: Vec::new() });
+        let told = self.stuck(group).map(|stuck| stuck.to_string()).unwrap_or_default();
+        self.known.send_modify(|inventory| {
+            Arc::make_mut(inventory).unseen.insert(group.clone(), told);
+        });
+        self.wait_for(group.clone(), queue, move || command.await_end());
+    }
+
     /// Lets a group go on when the command that held it up has ended.
-    pub(super) fn wait_for(self: &Arc<Self>, group: VgName, queue: Arc<Queue>, rest: Box<Following>) {
+    pub(super) fn wait_for<E: Debug>(
+        self: &Arc<Self>,
+        group: VgName,
+        queue: Arc<Queue>,
+        to_the_end: impl FnOnce() -> io::Result<E> + Send + 'static,
+    ) {
         let volumes = Arc::clone(self);
         std::thread::spawn(move || {
-            let ended = rest.to_the_end();
-            let ended = ended.map(|finished| finished.status);
+            let ended = to_the_end();
             tracing::warn!(group = %group, ?ended, "the command that did not end has ended");
             volumes.forget(&group);
             // What it has written came after whatever its disks were asked to keep meanwhile.

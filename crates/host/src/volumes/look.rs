@@ -10,6 +10,34 @@ use crate::names::VgName;
 use crate::queue::NoTurn;
 use crate::runner::Runner;
 
+/// What is there when we begin. If LVM does not answer in time, as while a command holds the lock of one group, all are
+/// unknown until each is looked at by itself; what is wrong with other groups is not for us.
+pub(super) fn first<R: Runner>(runner: &R, groups: &[&VgName]) -> Result<Inventory, Failure> {
+    let failure = match runner.inventory(None) {
+        Ok(inventory) => return Ok(inventory),
+        Err(failure) => failure,
+    };
+    tracing::warn!(%failure, "LVM does not tell of all volume groups: each is looked at by itself");
+    let mut inventory = Inventory::default();
+    for group in groups {
+        let seen = if failure.is_of_the_moment() { None } else { Some(runner.inventory(Some(group))) };
+        let why = match seen {
+            Some(Ok(seen)) => {
+                inventory.groups.extend(seen.groups);
+                continue;
+            }
+            Some(Err(Failure::NotFound(_))) => continue,
+            Some(Err(failure)) => failure.to_string(),
+            None => failure.to_string(),
+        };
+        inventory.unseen.insert((*group).clone(), why);
+    }
+    if inventory.unseen.len() == groups.len() && !failure.is_of_the_moment() {
+        return Err(failure);
+    }
+    Ok(inventory)
+}
+
 impl<R: Runner> Volumes<R> {
     /// What a change of ours has done is known from the model, if nobody else has changed anything meanwhile.
     pub(super) fn follow(&self, name: &VgName, change: &Change) {
@@ -48,6 +76,12 @@ impl<R: Runner> Volumes<R> {
             true
         });
         believed
+    }
+
+    fn has_seen(&self, name: &VgName) {
+        self.known.send_if_modified(|inventory| {
+            inventory.unseen.contains_key(name) && Arc::make_mut(inventory).unseen.remove(name).is_some()
+        });
     }
 
     /// Whoever watches looks again, though LVM's metadata is as it was.
@@ -97,7 +131,7 @@ impl<R: Runner> Volumes<R> {
             Err(failure) => {
                 if matches!(failure, Failure::Foreign(_)) {
                     // What is known of it stays: its volumes are somebody's. None of them is a copy that we make.
-                    lock(&self.unseen).remove(name);
+                    self.has_seen(name);
                     if lock(&self.foreign).insert(name.clone()) {
                         self.tell_all();
                     }
@@ -105,7 +139,7 @@ impl<R: Runner> Volumes<R> {
                 return Err(failure.into());
             }
         }
-        lock(&self.unseen).remove(name);
+        self.has_seen(name);
         if lock(&self.foreign).remove(name) {
             self.tell_all();
         }
@@ -236,6 +270,22 @@ mod tests {
         assert!(volumes.inventory().groups.is_empty());
         volumes.look(&name).unwrap();
         assert!(volumes.inventory().groups.contains_key(&name));
+    }
+
+    #[test]
+    fn a_group_that_goes_just_then_keeps_no_other_from_being_seen() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        let name = host.inventory(None).unwrap().groups.keys().next().unwrap().clone();
+        host.remove_another();
+        let gone = VgName::parse("gone").unwrap();
+        for groups in [&[&name][..], &[&name, &gone]] {
+            let inventory = Volumes::open(Arc::clone(&host), groups).unwrap().inventory();
+            assert_eq!(inventory.groups.keys().collect::<Vec<_>>(), [&name]);
+            assert!(inventory.unseen.is_empty());
+        }
+        host.give_away(true);
+        let Err(error) = Volumes::open(Arc::clone(&host), &[&name]) else { panic!("LVM shows nothing") };
+        assert!(error.to_string().contains("not found"), "{error}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::names::{LvName, VolumePath};
 use crate::plan::capacity::{Situation, complete};
 use crate::plan::volume;
 use crate::plan::{Next, Refusal, Step};
-use crate::runner::Runner;
+use crate::runner::{Runner, Use};
 
 impl<R: Runner> Volumes<R> {
     /// Removes a volume; one that is gone already is as good.
@@ -71,11 +71,11 @@ impl<R: Runner> Volumes<R> {
     fn is_left(&self, next: &Next, path: &VolumePath) -> Result<(), Refusal> {
         let Next::Do(step) = next else { return Ok(()) };
         let Step::Change(Change::Remove { path: left, .. }) = &**step else { return Ok(()) };
-        let unseen = lock(&self.unseen);
+        let unseen = &self.inventory().unseen;
         if left == path || unseen.is_empty() {
             return Ok(());
         }
-        Err(Refusal::PerhapsNeeded { left: left.clone(), groups: unseen.iter().cloned().collect() })
+        Err(Refusal::PerhapsNeeded { left: left.clone(), groups: unseen.keys().cloned().collect() })
     }
 
     /// Each goes with others once: if that fails, it goes alone.
@@ -90,7 +90,8 @@ impl<R: Runner> Volumes<R> {
     fn leaving_beside(&self, path: &VolumePath) -> Vec<VolumePath> {
         let leaving: Vec<VolumePath> =
             lock(&self.leaving).iter().filter(|other| other.group == path.group).cloned().collect();
-        leaving.into_iter().filter(|other| !self.runner.is_open(other).unwrap_or(true)).collect()
+        let is_unused = |other: &VolumePath| matches!(self.runner.used(other), Ok(Use::None));
+        leaving.into_iter().filter(is_unused).collect()
     }
 }
 

@@ -8,7 +8,7 @@ use lvms_host::dm::{Cow, Pool, Raid};
 use lvms_host::lvm::metadata::Version;
 use lvms_host::lvm::{Change, Failure, Group, Inventory};
 use lvms_host::names::{VgName, VolumePath};
-use lvms_host::runner::{DeviceState, Linux, Progress, Runner};
+use lvms_host::runner::{AtWork, DeviceState, Linux, Progress, Runner, Use};
 use lvms_host::units::Bytes;
 
 /// In the words of the simulated host.
@@ -86,8 +86,8 @@ impl Runner for Failing {
         self.host.device_state(volume)
     }
 
-    fn is_open(&self, volume: &VolumePath) -> io::Result<bool> {
-        self.host.is_open(volume)
+    fn used(&self, volume: &VolumePath) -> io::Result<Use> {
+        self.host.used(volume)
     }
 
     fn published(&self, volume: &VolumePath) -> io::Result<Option<PathBuf>> {
@@ -96,6 +96,10 @@ impl Runner for Failing {
 
     fn suspended(&self, group: &VgName) -> io::Result<Vec<String>> {
         self.host.suspended(group)
+    }
+
+    fn at_work(&self, group: &VgName) -> io::Result<Option<AtWork>> {
+        self.host.at_work(group)
     }
 
     fn recover(&self, group: &VgName) -> io::Result<Vec<VolumePath>> {

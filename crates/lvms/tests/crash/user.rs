@@ -2,13 +2,13 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::LazyLock;
 
 use lab_csi::{Access, Client, Source, proto};
-use lab_test::Result;
+use lab_test::{Result, run};
 
 use crate::operation::Operation;
 
@@ -17,6 +17,7 @@ const MIB: i64 = 1 << 20;
 const SIZE: i64 = 48 * MIB;
 const TARGET: &str = "/run/test/at";
 const FURTHER: &str = "/run/test/further";
+const THEIRS: &str = "0e9b1a4e-6bd1-4c0e-8a55-0c3f7c2d9a01";
 const EXT4: Access = Access::Filesystem("ext4");
 const XFS: Access = Access::Filesystem("xfs");
 const BTRFS: Access = Access::Filesystem("btrfs");
@@ -230,6 +231,34 @@ impl User<'_> {
         ]
     }
 
+    /// A volume with a name as TopoLVM gives it, and nothing on it.
+    fn make_as_others(self, client: &Client) -> Result {
+        run("lvcreate", ["-qq", "-y", "-Wy", "-n", THEIRS, "-L", "48m", self.class])?;
+        // The driver sees it when it changes the group.
+        self.make(client, "w", EXT4)?;
+        self.remove(client, "w", EXT4)
+    }
+
+    fn publication_of_what_others_made<'a>(self) -> Operation<'a>
+    where
+        Self: 'a,
+    {
+        let target = Path::new(TARGET);
+        let publish = move |c: &Client| Ok(c.publish(THEIRS, target, EXT4)?);
+        Operation::new("a volume that others made is formatted and mounted", publish)
+            .prepared(move |c| self.make_as_others(c))
+            .verified(move |_| {
+                assert_eq!(fs::metadata(target)?.permissions().mode() & 0o7777, 0o2777);
+                Ok(())
+            })
+            .undone(move |c| {
+                c.unpublish(THEIRS, target)?;
+                c.delete(THEIRS)?;
+                self.make_as_others(c)
+            })
+            .finished(|c| Ok(c.delete(THEIRS)?))
+    }
+
     /// Between the thin class and the one beside it, and a copy that needs an identity of its own.
     fn copies_between_classes<'a>(self) -> Vec<Operation<'a>>
     where
@@ -331,6 +360,9 @@ impl User<'_> {
                 .finished(move |c| self.remove(c, "origin", BLOCK)),
         ];
         operations.splice(0..0, self.further_ways_of_publishing());
+        if self.class == "thick" {
+            operations.push(self.publication_of_what_others_made());
+        }
         if self.class == "thin" {
             operations.splice(0..0, self.copies_between_classes());
         }

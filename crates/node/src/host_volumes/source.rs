@@ -64,7 +64,6 @@ pub(super) fn former_place(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use lvms_host::lvm::inventory::Kind as Made;
     use lvms_host::simulated;
@@ -99,7 +98,7 @@ mod tests {
     fn inventory(volumes: &[Volume]) -> Inventory {
         let mut group = simulated::group(&[10]);
         group.volumes.extend(volumes.iter().map(|volume| (volume.name.clone(), volume.clone())));
-        Inventory { groups: [(group.name.clone(), Arc::new(group))].into() }
+        Inventory::of(group)
     }
 
     /// Whether the source is found, gone and not needed, or refused; with a snapshot whose bytes are lost.

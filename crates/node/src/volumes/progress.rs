@@ -125,7 +125,7 @@ mod tests {
             (path("young"), Work { what: "copy", done: Bytes::mib(1), all: Bytes::mib(2) }),
         ]);
         let seen = [path("copied"), path("lvms-room-grows"), path("made"), path("ended")].into();
-        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group.clone()))].into() };
+        let inventory = Inventory::of(group.clone());
         let expected = [
             ("copied", "copy: 43% of 100 MiB"),
             ("grows", "zero: 100% of 8 MiB"),

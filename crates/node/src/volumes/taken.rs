@@ -63,7 +63,7 @@ mod tests {
             options: Vec::new(),
         };
         let desired = Desired { classes: vec![class], ..Desired::default() };
-        let inventory = Inventory { groups: [(group.name.clone(), std::sync::Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         let spec = Spec {
             name: object.into(),
             source: "pvc-0".into(),

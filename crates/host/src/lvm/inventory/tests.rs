@@ -142,7 +142,7 @@ proptest! {
     #[test]
     fn what_is_told_is_what_is_known(group in group()) {
         let inventory = Inventory::read(&report(&group)).unwrap();
-        let expected = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let expected = Inventory::of(group);
         prop_assert_eq!(inventory, expected);
     }
 }

@@ -12,6 +12,7 @@ use crate::lvm::{Change, Volume};
 use crate::names::{LvName, VolumePath};
 use crate::plan::capacity::Situation;
 use crate::plan::{Next, Refusal, Step};
+use crate::runner::Use;
 use crate::units::{Bytes, Extents};
 
 /// Room that is zeroed before this volume grows into it.
@@ -19,14 +20,20 @@ fn room(target: &LvName) -> Option<LvName> {
     LvName::parse_new(&format!("lvms-room-{target}")).ok()
 }
 
-/// The next step until a volume has at least this size. `in_use` is whether somebody has its device open, or may
-/// at any time.
+/// Whether a volume's user sees each byte of it, as far as is known. One that others made may be a block device, unless a
+/// filesystem on it is mounted.
+fn may_be_block(facts: &Facts, used: Use) -> bool {
+    let is_others = !facts.is_ours() && facts.filesystem.is_none();
+    facts.block || is_others && used != Use::Mounted
+}
+
+/// The next step until a volume has at least this size.
 pub fn grow(
     situation: Situation<'_>,
     class: &DeviceClass,
     path: &VolumePath,
     size: Bytes,
-    in_use: bool,
+    used: Use,
 ) -> Result<Next, Refusal> {
     let group = situation.group(class)?;
     let volume = group.volumes.get(&path.volume).ok_or_else(|| Refusal::NoVolume(path.clone()))?;
@@ -44,7 +51,7 @@ pub fn grow(
         return do_next(step);
     }
     if let Kind::Thin { pool, .. } = &volume.kind
-        && facts.block
+        && (facts.block || used == Use::Open && may_be_block(&facts, used))
         && volume.size < size
         && !zeroes(group, pool)
     {
@@ -53,7 +60,8 @@ pub fn grow(
     let shape = layout.map_or(Shape::LINEAR, Shape::of_layout);
     let extents = shape.round_up(size.in_extents(group.extent));
     let growth = extents.bytes(group.extent).minus(volume.size);
-    let room = room(&path.volume).filter(|_| facts.block && layout.is_some());
+    let room = room(&path.volume).filter(|_| may_be_block(&facts, used) && layout.is_some());
+    let in_use = used != Use::None;
     let zeroed = room.as_ref().and_then(|name| group.volumes.get(name));
     let taken = taken_for(growth.in_extents(group.extent), shape);
     // Somebody has wished another size before.
@@ -147,7 +155,6 @@ mod tests {
     use crate::lvm::{Group, Inventory};
     use crate::names::{Tag, VgName};
     use crate::simulated::group;
-    use std::sync::Arc;
 
     fn path(name: &str) -> VolumePath {
         VolumePath { group: VgName::parse("vg").unwrap(), volume: LvName::parse(name).unwrap() }
@@ -176,13 +183,13 @@ mod tests {
         volume("v", layout, 6, &facts, on)
     }
 
-    fn grown(volumes: Vec<Volume>, in_use: bool) -> Result<Next, Refusal> {
+    fn grown(volumes: Vec<Volume>, used: Use) -> Result<Next, Refusal> {
         let mut group: Group = group(&[100; 6]);
         group.volumes = volumes.into_iter().map(|volume| (volume.name.clone(), volume)).collect();
-        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
         let class = crate::simulated::history::device_class(crate::simulated::history::Class::Linear);
-        grow(situation, &class, &path("v"), Bytes::mib(48), in_use)
+        grow(situation, &class, &path("v"), Bytes::mib(48), used)
     }
 
     #[test]
@@ -193,7 +200,7 @@ mod tests {
             (("raid5_ls", 3, 1), &["/dev/sdb", "/dev/sde", "/dev/sdf"], 9),
             (("raid6_zr", 5, 1), &["/dev/sda", "/dev/sdb", "/dev/sdd", "/dev/sde", "/dev/sdf"], 10),
         ] {
-            let Ok(Next::Do(step)) = grown(vec![raid(layout, on)], true) else { panic!("{layout:?}") };
+            let Ok(Next::Do(step)) = grown(vec![raid(layout, on)], Use::Open) else { panic!("{layout:?}") };
             let Step::Change(change) = *step else { panic!("{step:?}") };
             let Change::CreateThick { extents: taken, on: disks, .. } = &change else { panic!("{change:?}") };
             let on: Vec<String> = on.iter().map(|disk| (*disk).to_owned()).collect();
@@ -206,7 +213,7 @@ mod tests {
     fn zeroed_room_is_handed_over() {
         let facts = Facts { temporary: Some(LvName::parse("v").unwrap()), ..Facts::default() };
         let room = volume("lvms-room-v", ("striped", 2, 1), 12, &facts, &["/dev/sda", "/dev/sdb"]);
-        let next = grown(vec![raid(("raid1", 2, 2), &["/dev/sda", "/dev/sdb"]), room], true);
+        let next = grown(vec![raid(("raid1", 2, 2), &["/dev/sda", "/dev/sdb"]), room], Use::Open);
         let extend = Change::Extend {
             path: path("v"),
             extents: Extents(12),
@@ -221,30 +228,48 @@ mod tests {
         let facts = Facts { temporary: Some(LvName::parse("v").unwrap()), ..Facts::default() };
         let on = ["/dev/sda", "/dev/sdb"];
         let room = |extents| volume("lvms-room-v", ("striped", 2, 1), extents, &facts, &on);
-        let next = |volumes, in_use| match grown(volumes, in_use) {
+        let next = |volumes, used| match grown(volumes, used) {
             Ok(Next::Do(step)) => *step,
             other => panic!("{other:?}"),
         };
         let removed = Step::Change(Change::remove(path("lvms-room-v")));
         let small = raid(("raid1", 2, 2), &on);
-        for in_use in [true, false] {
-            assert_eq!(next(vec![small.clone(), room(8)], in_use), removed);
-            let swap = next(vec![small.clone(), room(12)], in_use);
+        for used in [Use::Open, Use::None] {
+            assert_eq!(next(vec![small.clone(), room(8)], used), removed);
+            let swap = next(vec![small.clone(), room(12)], used);
             assert!(matches!(swap, Step::Swap(Change::Release { .. }, _)), "{swap:?}");
         }
         // Nobody needs it once the volume is large enough.
         let large = Volume { size: Bytes::mib(48), ..small };
-        assert_eq!(next(vec![large.clone(), room(12)], false), removed);
-        assert_eq!(grown(vec![large], false), Ok(Next::Done));
+        assert_eq!(next(vec![large.clone(), room(12)], Use::None), removed);
+        assert_eq!(grown(vec![large], Use::None), Ok(Next::Done));
+    }
+
+    #[test]
+    fn what_others_made_is_zeroed_where_it_grows_unless_a_filesystem_on_it_is_mounted() {
+        let made = |facts: Facts| volume("v", ("linear", 1, 1), 8, &facts, &["/dev/sda"]);
+        let filesystem = Facts { filesystem: Some("ext4".into()), ..Facts::default() };
+        let ours = Facts { name: Some("v".into()), ..Facts::default() };
+        for (facts, used, zeroed) in [
+            (Facts::default(), Use::None, true),
+            (Facts::default(), Use::Open, true),
+            (Facts::default(), Use::Mounted, false),
+            (filesystem, Use::Open, false),
+            (ours, Use::None, false),
+        ] {
+            let Ok(Next::Do(step)) = grown(vec![made(facts.clone())], used) else { panic!("{facts:?}") };
+            let as_it_comes = matches!(*step, Step::Change(Change::Extend { .. }));
+            assert_eq!(!as_it_comes, zeroed, "{facts:?}, {used:?}: {step:?}");
+        }
     }
 
     #[test]
     fn raid_with_snapshots_does_not_grow() {
         let mut snapshot = volume("s", ("linear", 1, 1), 2, &Facts::default(), &["/dev/sdc"]);
         snapshot.kind = Kind::Cow { origin: LvName::parse("v").unwrap(), store: Bytes::mib(8) };
-        for in_use in [true, false] {
+        for used in [Use::Open, Use::None] {
             let refused =
-                grown(vec![raid(("raid1", 2, 2), &["/dev/sda", "/dev/sdb"]), snapshot.clone()], in_use);
+                grown(vec![raid(("raid1", 2, 2), &["/dev/sda", "/dev/sdb"]), snapshot.clone()], used);
             assert!(matches!(refused, Err(Refusal::GrowsOnlyAlone { .. })), "{refused:?}");
         }
     }
@@ -252,10 +277,14 @@ mod tests {
     #[test]
     fn images_that_are_not_on_a_disk_each_do_not_grow_in_use() {
         let spread = ["/dev/sda", "/dev/sdb", "/dev/sdc"];
-        let refused = grown(vec![raid(("raid1", 2, 2), &spread)], true);
+        let refused = grown(vec![raid(("raid1", 2, 2), &spread)], Use::Open);
         assert!(matches!(refused, Err(Refusal::BlockGrowsOnlyUnused { disks: 3, images: 2, .. })));
-        let unused = grown(vec![raid(("raid1", 2, 2), &spread)], false);
+        let unused = grown(vec![raid(("raid1", 2, 2), &spread)], Use::None);
         assert!(matches!(unused, Ok(Next::Do(step)) if matches!(*step, Step::Swap(Change::Tag { .. }, _))));
-        assert_eq!(grown(vec![raid(("raid1", 2, 2), &[])], true), Ok(Next::Look), "not known where it lies");
+        assert_eq!(
+            grown(vec![raid(("raid1", 2, 2), &[])], Use::Open),
+            Ok(Next::Look),
+            "not known where it lies"
+        );
     }
 }

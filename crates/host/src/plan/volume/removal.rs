@@ -113,7 +113,7 @@ mod tests {
     }
 
     fn next(group: Group, volume: &str, others: &[VolumePath]) -> Result<Next, Refusal> {
-        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
         remove_with(situation, &path(volume), others)
     }
@@ -191,7 +191,7 @@ mod tests {
         };
         let next = |here: &Group, elsewhere: &Group, volume: &str, others: &[VolumePath]| {
             let groups = [here, elsewhere].map(|group| (group.name.clone(), Arc::new(group.clone())));
-            let inventory = Inventory { groups: groups.into() };
+            let inventory = Inventory { groups: groups.into(), ..Inventory::default() };
             remove_with(
                 Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None },
                 &path(volume),

@@ -135,7 +135,6 @@ pub fn extend_store(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use super::*;
     use crate::lvm::inventory::Layout;
@@ -174,7 +173,7 @@ mod tests {
             let (path, options, tags, on) = (source.clone(), Vec::new(), Vec::new(), Vec::new());
             let change = Change::CreateThick { path, extents: Extents(extents), options, tags, on };
             model::apply(&mut group, &change).unwrap();
-            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let inventory = Inventory::of(group);
             let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
             let (class, name) = (device_class(Class::Linear), LvName::parse("s").unwrap());
             let next = snapshot(situation, &class, &source, &name, &Facts::default());
@@ -198,7 +197,7 @@ mod tests {
             group.free = Extents(free);
             let now = Extents(store).bytes(group.extent);
             let by = Extents(by).bytes(group.extent);
-            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let inventory = Inventory::of(group);
             let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
             let next = extend_store(situation, &path, now + Bytes(1), by).unwrap();
             let to = if let Next::Do(step) = next {
@@ -223,7 +222,7 @@ mod tests {
             let volume = Volume { tags, ..origin(10) };
             let source = group.path(&volume.name);
             group.volumes.insert(volume.name.clone(), volume);
-            let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+            let inventory = Inventory::of(group);
             let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
             let (class, name) = (device_class(Class::Linear), LvName::parse("s").unwrap());
             let next = snapshot(situation, &class, &source, &name, &Facts::default());

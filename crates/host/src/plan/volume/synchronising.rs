@@ -37,7 +37,6 @@ fn can_go(situation: Situation<'_>, path: &VolumePath) -> Result<(), Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use super::*;
     use crate::dm::Fill;
@@ -79,7 +78,7 @@ mod tests {
         ] {
             model::apply(&mut group, &change).unwrap();
         }
-        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         let raid = |_: &VolumePath| {
             let (level, health) = ("raid5_ls".to_owned(), "AAa".to_owned());
             let sync = Fill { used: 12, total: 100 };

@@ -1,5 +1,3 @@
-use std::sync::Arc;
-
 use super::source::temporary;
 use super::*;
 use crate::lvm::{Inventory, model};
@@ -42,12 +40,22 @@ fn with_pool(attributes: &str) -> Group {
     group
 }
 
-fn next(mut group: Group, changes: &[Change], class: Class, facts: Facts) -> Result<Next, Refusal> {
+fn next(group: Group, changes: &[Change], class: Class, facts: Facts) -> Result<Next, Refusal> {
+    next_in(GOOD, group, changes, class, facts)
+}
+
+fn next_in(
+    pool: crate::dm::Pool,
+    mut group: Group,
+    changes: &[Change],
+    class: Class,
+    facts: Facts,
+) -> Result<Next, Refusal> {
     for change in changes {
         model::apply(&mut group, change).unwrap();
     }
-    let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
-    let situation = Situation { inventory: &inventory, pool: &|_| Some(GOOD), raid: &|_| None };
+    let inventory = Inventory::of(group);
+    let situation = Situation { inventory: &inventory, pool: &|_| Some(pool), raid: &|_| None };
     let class = device_class(class);
     let wish = Wish {
         name: LvName::parse("copy").unwrap(),
@@ -72,7 +80,7 @@ fn a_volume_of_another_layout_is_another_one() {
         let tags = named("v").tags();
         let change = Change::CreateThick { path: path("v"), extents, options, tags, on };
         model::apply(&mut group, &change).unwrap();
-        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         let class = device_class(Class::Linear);
         let wish = Wish {
             name: path("v").volume,
@@ -186,9 +194,9 @@ fn a_pool_that_does_not_zero_gives_no_block_device_what_nobody_has_written() {
     let grown = |attributes: &str, facts: &Facts| {
         let mut group = with_pool(attributes);
         model::apply(&mut group, &thin("v", facts)).unwrap();
-        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         let situation = Situation { inventory: &inventory, pool: &|_| Some(GOOD), raid: &|_| None };
-        grow(situation, &device_class(Class::Thin), &path("v"), Bytes::mib(32), false)
+        grow(situation, &device_class(Class::Thin), &path("v"), Bytes::mib(32), crate::runner::Use::None)
     };
     assert!(matches!(grown(does_not, &block("v")), Err(Refusal::PoolUnusable { .. })));
     for (attributes, facts) in [(zeroes, block("v")), (does_not, named("v")), (does_not, Facts::default())] {
@@ -202,7 +210,7 @@ fn what_is_alive_is_not_copied_under_a_name_that_leaves_none_for_a_snapshot() {
     for (length, fits) in [(117, true), (118, false)] {
         let mut group = group(&[100]);
         model::apply(&mut group, &source).unwrap();
-        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         let class = device_class(Class::Linear);
         let wish = Wish {
             name: LvName::parse(&"n".repeat(length)).unwrap(),
@@ -249,7 +257,7 @@ fn a_copy_is_not_finished_while_its_snapshot_is_there() {
         for change in [thick("source", &named("source")), snapshot, thick("copy", &named("copy"))] {
             model::apply(&mut group, &change).unwrap();
         }
-        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         assert_eq!(has_leftover(&inventory, &path("copy").volume), expected);
         assert!(!has_leftover(&inventory, &path("source").volume));
     }
@@ -281,7 +289,7 @@ fn a_copy_goes_on_though_its_source_has_grown_meanwhile() {
             }
             None => drop(group.volumes.remove(&path("source").volume)),
         }
-        let inventory = Inventory { groups: [(group.name.clone(), Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         let class = device_class(Class::Linear);
         let wish = Wish {
             name: path("copy").volume,
@@ -316,6 +324,20 @@ fn a_copy_goes_on_though_its_source_has_grown_meanwhile() {
     // Nothing is left of what is refused.
     let refused = next(None, Some(16), 12);
     assert!(matches!(refused, Step::GiveUp(_, Refusal::SmallerThanSource { .. })), "{refused:?}");
+}
+
+#[test]
+fn the_snapshot_for_a_copy_goes_when_its_pool_has_become_full() {
+    let name = temporary(&path("copy").volume).unwrap();
+    let tags = Facts { temporary: Some(path("copy").volume), ..Facts::default() }.tags();
+    let snapshot =
+        Change::SnapshotThick { origin: path("source"), name, store: Extents(4), chunk: None, tags };
+    let full = crate::dm::Pool { data: crate::dm::Fill { used: 950, total: 1000 }, ..GOOD };
+    let changes = [thick("source", &named("source")), snapshot];
+    let begin = |changes| next_in(full, with_pool("twi-aotz--"), changes, Class::Thin, named("copy"));
+    let Ok(Next::Do(step)) = begin(&changes) else { panic!("it stays") };
+    assert!(matches!(*step, Step::GiveUp(_, Refusal::PoolFull { .. })), "{step:?}");
+    assert!(matches!(begin(&changes[..1]), Err(Refusal::PoolFull { .. })));
 }
 
 #[test]

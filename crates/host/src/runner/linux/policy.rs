@@ -13,8 +13,15 @@ use crate::runner::process::ProcessError;
 /// The host's own configuration of LVM.
 const THEIRS: &str = "/etc/lvm";
 
-/// The state of the host's files, and which of LVM's daemons run.
-pub(super) type Fingerprint = (Vec<Option<(u64, i64, i64)>>, Daemons);
+/// The state of the host's files and of ours, and which of LVM's daemons run.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Fingerprint {
+    theirs: Vec<FileState>,
+    ours: FileState,
+    daemons: Daemons,
+}
+
+type FileState = Option<(u64, i64, i64)>;
 
 /// Which of LVM's daemons the host runs. One that was killed leaves its files behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,21 +40,26 @@ impl Daemons {
 }
 
 impl Linux {
-    /// Writes our system directory if the host's configuration has changed.
+    /// Writes our system directory if the host's configuration has changed, or somebody has changed ours.
     pub(super) fn layer(&self) -> Result<(), LayerError> {
         let mut layered = lock(&self.layered);
         let files =
             ["lvm.conf", "lvmlocal.conf", "devices/system.devices"].map(|name| Path::new(THEIRS).join(name));
-        let now: Fingerprint =
-            self.on_host(|| (files.iter().map(|path| fingerprint(path)).collect(), Daemons::of_the_host()))?;
+        let ours = self.system_directory();
+        let state_of_ours = || state(&ours.join("lvm.conf"));
+        let mut now = self.on_host(|| Fingerprint {
+            theirs: files.iter().map(|path| state(path)).collect(),
+            ours: state_of_ours(),
+            daemons: Daemons::of_the_host(),
+        })?;
         if layered.as_ref() == Some(&now) {
             return Ok(());
         }
-        let host = self.describe_host(now.1)?;
-        let ours = self.system_directory();
+        let host = self.describe_host(now.daemons)?;
         if self.on_host(|| system_directory::write(Path::new(THEIRS), &ours, &host))?? {
             tracing::info!(directory = %ours.display(), "LVM's configuration was taken from the host");
         }
+        now.ours = self.on_host(state_of_ours)?;
         *layered = Some(now);
         Ok(())
     }
@@ -100,7 +112,7 @@ pub(super) enum LayerError {
     Process(#[from] ProcessError),
 }
 
-fn fingerprint(path: &Path) -> Option<(u64, i64, i64)> {
+fn state(path: &Path) -> FileState {
     let metadata = fs::metadata(path).ok()?;
     Some((metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
 }

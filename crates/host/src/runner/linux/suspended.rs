@@ -39,33 +39,33 @@ impl Linux {
     }
 
     pub(super) fn suspended_devices(&self, group: &VgName) -> io::Result<Vec<String>> {
-        let control = self.control()?;
-        let mut suspended = Vec::new();
-        for name in self.devices_of(group)? {
-            if control.device(&name)?.is_some_and(|device| device.suspended) {
-                suspended.push(name);
-            }
-        }
+        let devices = self.devices_of(group)?.into_iter();
+        let mut suspended: Vec<String> =
+            devices.filter(|(_, device)| device.suspended).map(|(name, _)| name).collect();
         suspended.sort_by_key(|name| std::cmp::Reverse(depth(name)));
         Ok(suspended)
     }
 
     /// Whether a command that was killed has left something that keeps others waiting or in the way.
     fn is_interrupted(&self, group: &VgName) -> io::Result<bool> {
-        let control = self.control()?;
-        for name in self.devices_of(group)? {
-            if control.device(&name)?.is_some_and(|device| device.suspended || is_left_over(&name, &device)) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        let devices = self.devices_of(group)?;
+        Ok(devices.iter().any(|(name, device)| device.suspended || is_left_over(name, device)))
     }
 
-    fn devices_of(&self, group: &VgName) -> io::Result<Vec<String>> {
-        let prefix = prefix(group);
-        // Between a group and a volume stands one dash; two belong to the group's name.
-        let ours = |name: &String| name.strip_prefix(&prefix).is_some_and(|rest| !rest.starts_with('-'));
-        Ok(self.control()?.names()?.into_iter().filter(ours).collect())
+    /// Those that LVM made: others may have such a name, too.
+    fn devices_of(&self, group: &VgName) -> io::Result<Vec<(String, Device)>> {
+        let (control, prefix) = (self.control()?, prefix(group));
+        let mut devices = Vec::new();
+        for name in control.names()? {
+            // Between a group and a volume stands one dash; two belong to the group's name.
+            if name.strip_prefix(&prefix).is_none_or(|rest| rest.starts_with('-')) {
+                continue;
+            }
+            if let Some(device) = control.device(&name)?.filter(|device| device.uuid.starts_with("LVM-")) {
+                devices.push((name, device));
+            }
+        }
+        Ok(devices)
     }
 
     /// They go on, and what was left over goes, unless somebody else's command is at work in the group.
@@ -81,7 +81,7 @@ impl Linux {
         let control = self.control()?;
         let suspended = self.suspended_devices(group)?;
         // What was to come is thrown away, and with it what nobody needs then.
-        let mut devices = self.devices_of(group)?;
+        let mut devices: Vec<String> = self.devices_of(group)?.into_iter().map(|(name, _)| name).collect();
         devices.sort_by_key(|name| depth(name));
         for name in &devices {
             mend(name, "clear", || control.clear(name));
@@ -176,7 +176,8 @@ mod tests {
     fn a_volume_with_the_name_of_a_layer_is_nothing_left_over() {
         let idle = |name| {
             let number = DeviceNumber { major: 253, minor: 0 };
-            is_left_over(name, &Device { number, open: 0, suspended: false, has_targets: true })
+            let uuid = String::new();
+            is_left_over(name, &Device { number, uuid, open: 0, suspended: false, has_targets: true })
         };
         for layer in ["vg-a-real", "vg-a-cow", "my--vg-a--b-real", "vg--real-a-cow", "vg-a---cow"] {
             assert!(idle(layer), "{layer}");

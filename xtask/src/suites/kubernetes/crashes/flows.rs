@@ -138,8 +138,11 @@ fn what_clients_of_csi_ask(stage: &Stage<'_>, process: &Process<'_>) -> Result<(
     process.arm("csi-refused")?;
     let large = ask("create large thin 12884901888")?;
     process.ask(&format!("snapshot refused {large}"), "ResourceExhausted")?;
-    let left = cluster.kubectl(["get", "logicalvolumes", "--output=name"])?;
-    ensure!(left.lines().count() == 1, "of a snapshot that was refused there is\n{left}");
+    cluster.wait_for("the LogicalVolume of a snapshot that was refused to be gone", || {
+        let left = cluster.kubectl(["get", "logicalvolumes", "--output=name"])?;
+        ensure!(left.lines().count() == 1, "there are {left}");
+        Ok(true)
+    })?;
     ask(&format!("delete {large}"))?;
     Books::await_agreement(cluster, 0)
 }
