@@ -75,10 +75,10 @@ impl Step {
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum Refusal {
     /// The class's group is not there.
-    #[error("there is no volume group {0}")]
+    #[error("there is no volume group {0}: make it with vgcreate, or bring its disks back")]
     NoGroup(VgName),
     /// The class's pool is not there.
-    #[error("there is no thin pool {0}")]
+    #[error("there is no thin pool {0}: make it with lvcreate --type thin-pool, or bring its disks back")]
     NoPool(VolumePath),
     /// The volume is not there.
     #[error("there is no volume {0}")]

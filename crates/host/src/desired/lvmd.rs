@@ -230,7 +230,7 @@ impl Reader {
 
     fn take_default(&mut self, class: &Field<'_>, name: &str, taken: &mut Taken) {
         if let Some(other) = taken.default.replace(name.to_owned()) {
-            let problem = format!("{other:?} is the default already: only one class can be");
+            let problem = format!("{other:?} is the default already: keep it for one of them");
             self.wrong(&child(class, "default"), problem);
         }
     }
@@ -339,7 +339,7 @@ impl Reader {
         let field = parent.get(key)?;
         let number = scalar(field.node).and_then(|text| text.parse().ok());
         if number.is_none() {
-            self.wrong(&field, format!("{} is no whole number from 0", field.node.describe()));
+            self.wrong(&field, format!("{} is no whole number: write one from 0", field.node.describe()));
         }
         number
     }
@@ -361,7 +361,8 @@ impl Reader {
         for (key, node) in entries {
             if !known.iter().any(|known| known.eq_ignore_ascii_case(key)) {
                 let name = if field.name.is_empty() { key.clone() } else { format!("{}.{key}", field.name) };
-                let problem = format!("is unknown and has no effect: known are {}", known.join(", "));
+                let problem =
+                    format!("is unknown and has no effect: remove it, or write one of {}", known.join(", "));
                 self.remarks.push(Mistake { line: node.line, field: name, problem });
             }
         }
@@ -378,7 +379,8 @@ impl Reader {
                 }
             };
             if let Some(field) = class.get(key).filter(|field| !is_nothing(field.node)) {
-                let problem = "has no effect: volumes of a thin class lie in their pool as it is";
+                let problem =
+                    "has no effect, for volumes of a thin class lie in their pool as it is: remove it";
                 self.remark(&field, problem.into());
             }
         }
