@@ -284,9 +284,7 @@ pub enum Refusal {
         segment: String,
     },
     /// Options of a class make what is not managed here.
-    #[error(
-        "lvcreate-options: {0} makes a volume that is not managed here: use linear, striped or a type of RAID"
-    )]
+    #[error("{0} makes a volume that is not managed here: use linear, striped or a type of RAID")]
     ForeignType(String),
     /// A pool, or something of LVM's own.
     #[error("{0} is no volume of ours")]

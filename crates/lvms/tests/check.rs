@@ -65,7 +65,7 @@ fn check_tells_what_is_wrong_with_file_and_host(lab: &Lab) -> Result {
     has_one(&said, "warning  class a: has no room");
     has_one(&said, "ok       class a with option class plain: has room");
     has_one(&said, "warning  class a with option class mirror: has no room");
-    has_one(&said, "error    class a with option class old: lvcreate-options: --type mirror");
+    has_one(&said, "error    class a with option class old: --type mirror");
     check(GOOD)?;
     let json = Command::new(PROGRAM).args(["check", "-o", "json", "/run/test/lvmd.yaml"]).output()?;
     let json: serde_json::Value = serde_json::from_slice(&json.stdout)?;

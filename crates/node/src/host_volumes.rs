@@ -27,7 +27,10 @@ pub(crate) use self::source::copied_from;
 use self::source::{find_source, former_place, told};
 use crate::asked::Asked;
 use crate::configuration::Configuration;
-use crate::known::{Found, class, class_of, elsewhere, find, left_for, named, options_for, unknown};
+use crate::known::{
+    Found, OPTION_CLASS, class, class_of, elsewhere, find, left_for, named, options_for, options_from,
+    parameter, unknown,
+};
 use crate::published::Measured;
 use crate::status;
 
@@ -202,7 +205,9 @@ impl HostVolumes {
                 facts,
                 source,
             };
-            let volume = engine.create(&wish, deadline).map_err(|error| status::of_volumes(&error))?;
+            let from = options_from(class, &parameter(OPTION_CLASS), &new.options);
+            let made = engine.create(&wish, deadline);
+            let volume = made.map_err(|error| status::of_creation(&error, &wish, &from))?;
             Ok(Present { path: wish.path(), volume })
         })
         .await

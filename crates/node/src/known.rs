@@ -158,20 +158,24 @@ pub fn class_of<'a>(desired: &'a Desired, found: &Found<'_>) -> Result<&'a Devic
     })
 }
 
+/// How a parameter is called in what is told.
+pub(crate) fn parameter(names: [&str; 2]) -> String {
+    format!("parameters[{:?}]", names[0])
+}
+
 /// The class of this name, and the options for lvcreate that a class of options, or the device class itself, has.
 pub fn class<'a>(
     desired: &'a Desired,
     name: &str,
     option_class: &str,
 ) -> Result<(&'a DeviceClass, Vec<String>), Error> {
-    let field = |key: &str| format!("parameters[{key:?}]");
     let class = desired.class(name).ok_or_else(|| {
         let known: Vec<&str> = desired.classes.iter().map(|class| class.name.as_str()).collect();
         let problem = match name {
             "" => format!("is missing, and no device class is the default: name one of {}", known.join(", ")),
             name => format!("there is no device class {name:?}: use one of {}", known.join(", ")),
         };
-        Error::invalid(&field(DEVICE_CLASS[0]), problem)
+        Error::invalid(&parameter(DEVICE_CLASS), problem)
     })?;
     let options = match option_class {
         "" => options(class),
@@ -179,10 +183,18 @@ pub fn class<'a>(
             let known: Vec<&str> = desired.option_classes.keys().map(String::as_str).collect();
             let problem =
                 format!("unsupported lvcreate-option-class target: {name}: known are {}", known.join(", "));
-            Error::invalid(&field(OPTION_CLASS[0]), problem)
+            Error::invalid(&parameter(OPTION_CLASS), problem)
         })?,
     };
     Ok((class, options))
+}
+
+/// Where the options for lvcreate of a new volume come from: the field that names a class of options, or the device class.
+pub fn options_from(class: &DeviceClass, field: &str, option_class: &str) -> String {
+    match option_class {
+        "" => format!("device class {:?} in lvmd.yaml", class.name),
+        name => format!("{field}: {name:?} in lvmd.yaml"),
+    }
 }
 
 /// The options for lvcreate of a device class itself.
@@ -245,6 +257,14 @@ mod tests {
         ] {
             let (class, options) = class(&desired, name, option_class).unwrap();
             assert_eq!(options_for(class, options), expected, "{name} {option_class}");
+            let from = options_from(class, &parameter(OPTION_CLASS), option_class);
+            match option_class {
+                "" => assert_eq!(from, format!("device class {:?} in lvmd.yaml", class.name)),
+                name => assert_eq!(
+                    from,
+                    format!("parameters[\"topolvm.io/lvcreate-option-class\"]: {name:?} in lvmd.yaml")
+                ),
+            }
         }
     }
 
