@@ -226,7 +226,8 @@ impl HostVolumes {
             let id = LvName::parse_new(&id).map_err(|error| Error::invalid("name", error))?;
             let of = format!("volume:{source}");
             let present = find(desired, &inventory, id.as_str(), true);
-            if let Some(present) = present.filter(|present| !is_half_made(present.volume)) {
+            let is_ours = |present: &Found<'_>| present.facts.snapshot && !is_half_made(present.volume);
+            if let Some(present) = present.filter(is_ours) {
                 if present.facts.source.as_ref() == Some(&of) {
                     return Ok(Present { path: present.path, volume: present.volume.clone() });
                 }
