@@ -106,3 +106,33 @@ fn check_group(group: &Group, findings: &mut Findings) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lvms_host::simulated;
+
+    use super::*;
+    use crate::check::findings::Verdict;
+
+    #[test]
+    fn a_metadata_area_that_is_almost_full_is_told_with_what_makes_room() {
+        let told = |free| {
+            let mut findings = Findings::default();
+            let metadata = (Bytes::mib(1), Bytes::kib(free));
+            check_group(&Group { metadata, ..simulated::group(&[10]) }, &mut findings);
+            let [finding] = findings.all() else { panic!("{:?}", findings.all()) };
+            (finding.verdict, finding.message.contains("vgextend --metadatasize"))
+        };
+        assert_eq!((told(300), told(100)), ((Verdict::Ok, false), (Verdict::Warning, true)));
+    }
+
+    #[test]
+    fn a_class_that_is_full_is_told_with_what_makes_room_in_it() {
+        let text = "device-classes: [{name: a, volume-group: vg}, {name: b, volume-group: vg, type: thin, \
+                    thin-pool: {name: p, overprovision-ratio: 1}}]";
+        let classes = lvms_host::desired::lvmd::read(text).unwrap().desired.classes;
+        let remedies: Vec<String> = classes.iter().map(more_room).collect();
+        assert!(remedies[0].contains("vgextend vg") && remedies[0].contains("spare-gb"), "{remedies:?}");
+        assert!(remedies[1].contains("lvextend vg/p") && remedies[1].contains("ratio"), "{remedies:?}");
+    }
+}
