@@ -239,7 +239,7 @@ mod tests {
                 all_code(&path, found);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let text = fs::read_to_string(&path).unwrap();
-                found.push((path, text.split("#[cfg(test)]").next().unwrap().to_owned()));
+                found.push((path, text.split("#[cfg(test)]\nmod tests").next().unwrap().to_owned()));
             }
         }
     }

@@ -58,6 +58,15 @@ pub enum ClassKind {
     },
 }
 
+impl ClassKind {
+    fn pool(&self) -> Option<&LvName> {
+        match self {
+            ClassKind::Thick => None,
+            ClassKind::Thin { pool, .. } => Some(pool),
+        }
+    }
+}
+
 impl Desired {
     /// The class of this name; the default one for an empty name.
     pub fn class(&self, name: &str) -> Option<&DeviceClass> {
@@ -84,9 +93,6 @@ impl Desired {
 impl DeviceClass {
     /// The pool, if it is thin.
     pub fn pool(&self) -> Option<&LvName> {
-        match &self.kind {
-            ClassKind::Thick => None,
-            ClassKind::Thin { pool, .. } => Some(pool),
-        }
+        self.kind.pool()
     }
 }

@@ -105,26 +105,26 @@ impl Control {
     }
 
     /// Lets I/O to a device wait. A filesystem on it is written out before, and its journal is empty.
-    pub(crate) fn suspend(&self, name: &str) -> io::Result<()> {
+    pub(crate) fn suspend_device(&self, name: &str) -> io::Result<()> {
         self.call(DEV_SUSPEND, name, SUSPENDED)?;
         Ok(())
     }
 
     /// Lets I/O to a suspended device go on.
-    pub(crate) fn resume(&self, name: &str) -> io::Result<()> {
+    pub(crate) fn resume_device(&self, name: &str) -> io::Result<()> {
         // "Suspend" without the flag that asks for it means resume.
         self.call(DEV_SUSPEND, name, 0)?;
         Ok(())
     }
 
     /// Throws away mappings that were loaded and are not in force yet.
-    pub(crate) fn clear(&self, name: &str) -> io::Result<()> {
+    pub(crate) fn clear_table(&self, name: &str) -> io::Result<()> {
         self.call(TABLE_CLEAR, name, 0)?;
         Ok(())
     }
 
     /// Removes a device that nobody has open.
-    pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
+    pub(crate) fn remove_device(&self, name: &str) -> io::Result<()> {
         self.call(DEV_REMOVE, name, 0)?;
         Ok(())
     }

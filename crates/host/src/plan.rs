@@ -75,10 +75,10 @@ impl Step {
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum Refusal {
     /// The class's group is not there.
-    #[error("there is no volume group {0}")]
+    #[error("there is no volume group {0}: make it with vgcreate, or bring its disks back")]
     NoGroup(VgName),
     /// The class's pool is not there.
-    #[error("there is no thin pool {0}")]
+    #[error("there is no thin pool {0}: make it with lvcreate --type thin-pool, or bring its disks back")]
     NoPool(VolumePath),
     /// The volume is not there.
     #[error("there is no volume {0}")]
@@ -284,9 +284,7 @@ pub enum Refusal {
         segment: String,
     },
     /// Options of a class make what is not managed here.
-    #[error(
-        "lvcreate-options: {0} makes a volume that is not managed here: use linear, striped or a type of RAID"
-    )]
+    #[error("{0} makes a volume that is not managed here: use linear, striped or a type of RAID")]
     ForeignType(String),
     /// A pool, or something of LVM's own.
     #[error("{0} is no volume of ours")]

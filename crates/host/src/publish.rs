@@ -67,7 +67,7 @@ pub enum PublishError {
     )]
     Orphaned(VolumePath),
     /// It is being copied or zeroed.
-    #[error("{0} is not finished")]
+    #[error("{0} is not finished: repeat the call that made or grew it")]
     Unfinished(VolumePath),
     /// It is a snapshot or a pool.
     #[error("{0} is not a volume that can be published")]

@@ -147,12 +147,12 @@ mod tests {
             .iter()
             .map(|call| format!("{call}("))
             .chain(
-                ["ioctl(", ".resume(", "control.suspend(", "control.clear(", "control.remove("]
+                ["ioctl(", "suspend_device(", "resume_device(", "clear_table(", "remove_device("]
                     .map(str::to_owned),
             )
             // Whoever imports them calls them by other names.
             .chain(
-                ["rustix::mount", "libc::syscall", "libc::mount", "libc::umount", "kill_process_group("]
+                ["rustix::mount", "libc::syscall", "libc::mount", "libc::umount", "kill_process"]
                     .map(str::to_owned),
             )
             .collect()
@@ -179,8 +179,9 @@ mod tests {
         files
     }
 
+    /// Without its tests. What else is for tests alone may stand anywhere, and more that is not behind it.
     fn code(path: &Path) -> String {
-        fs::read_to_string(path).unwrap().split("#[cfg(test)]").next().unwrap().to_owned()
+        fs::read_to_string(path).unwrap().split("#[cfg(test)]\nmod tests").next().unwrap().to_owned()
     }
 
     #[test]
@@ -211,9 +212,16 @@ mod tests {
         for path in files.iter().filter(one_place) {
             let code = code(path);
             seen += 1;
-            // Device-mapper is asked by ioctl; what changes a device by it has a name in this list.
-            let asks = |effect: &&String| *effect != "ioctl(" || !path.ends_with("host/src/dm.rs");
-            for effect in effects.iter().filter(asks) {
+            let may = |effect: &str| match effect {
+                // Device-mapper is asked by ioctl; what changes a device by it is defined there, and called nowhere else.
+                "ioctl(" | "suspend_device(" | "resume_device(" | "clear_table(" | "remove_device(" => {
+                    path.ends_with("host/src/dm.rs")
+                }
+                // A build for tests ends itself.
+                "kill_process" => path.ends_with("cluster/src/crash.rs"),
+                _ => false,
+            };
+            for effect in effects.iter().filter(|effect| !may(effect)) {
                 assert!(!code.contains(effect), "{} has {effect}", path.display());
             }
         }

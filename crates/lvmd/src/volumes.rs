@@ -18,7 +18,7 @@ use lvms_host::runner::Linux;
 use lvms_host::units::Bytes;
 use lvms_host::volumes::Volumes as Engine;
 use lvms_node::host_volumes::HostVolumes;
-use lvms_node::known::{Found, class_of, options, options_for};
+use lvms_node::known::{Found, class_of, options, options_for, options_from};
 use lvms_node::status;
 use tonic::{Request, Response, Status};
 
@@ -74,7 +74,9 @@ impl LvService for Service {
                 if look(engine, &wish.path())?.is_some() {
                     return Err(already_there(&wish.path()));
                 }
-                engine.create(&wish, Some(until)).map_err(|error| status::of_volumes(&error))?;
+                let from = options_from(class, "lvcreate_option_class", &request.lvcreate_option_class);
+                let created = engine.create(&wish, Some(until));
+                created.map_err(|error| status::of_creation(&error, &wish, &from))?;
                 made(engine, &wish.path(), until)
             })
             .await?;
@@ -164,9 +166,10 @@ fn copy(
     };
     match request.access_type.as_str() {
         "rw" => {
-            let options = options_for(class, options(class));
+            let (options, from) = (options_for(class, options(class)), options_from(class, "", ""));
             let wish = Wish { name, class, options, size, limit: None, facts, source: Some(source) };
-            engine.create(&wish, Some(until)).map_err(|error| status::of_volumes(&error))?;
+            let created = engine.create(&wish, Some(until));
+            created.map_err(|error| status::of_creation(&error, &wish, &from))?;
         }
         "ro" if size < origin.size => {
             let problem = format!("size_bytes: the source has {}, wanted are only {size}", origin.size);

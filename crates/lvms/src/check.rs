@@ -1,5 +1,6 @@
 //! `lvms check`: what is wrong with a configuration, and with this host for it. One line each.
 
+mod findings;
 mod groups;
 mod policy;
 mod programs;
@@ -12,8 +13,8 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use lvms_host::desired::{Desired, lvmd};
 use lvms_host::runner::{Linux, Runner};
-use serde::Serialize;
 
+use self::findings::{Findings, Trouble, Verdict};
 use crate::host;
 use lvms_node::configuration;
 
@@ -37,43 +38,6 @@ enum Form {
     Json,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Verdict {
-    Ok,
-    Warning,
-    Error,
-}
-
-/// One line.
-#[derive(Debug, Serialize)]
-struct Finding {
-    verdict: Verdict,
-    what: String,
-    message: String,
-}
-
-#[derive(Default)]
-struct Findings(Vec<Finding>);
-
-impl Findings {
-    fn add(&mut self, verdict: Verdict, what: &str, message: impl Into<String>) {
-        self.0.push(Finding { verdict, what: what.to_owned(), message: message.into() });
-    }
-
-    fn ok(&mut self, what: &str, message: impl Into<String>) {
-        self.add(Verdict::Ok, what, message);
-    }
-
-    fn warn(&mut self, what: &str, message: impl Into<String>) {
-        self.add(Verdict::Warning, what, message);
-    }
-
-    fn error(&mut self, what: &str, message: impl Into<String>) {
-        self.add(Verdict::Error, what, message);
-    }
-}
-
 /// Checks and prints. The exit code is 0 unless there is an error.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let mut findings = Findings::default();
@@ -85,12 +49,15 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     );
     match host.and_then(|host| Ok(Linux::new(host)?)) {
         Ok(linux) => check_host(&linux, desired.as_ref(), &mut findings),
-        Err(error) => findings.error("host", format!("cannot be reached: {error:#}")),
+        Err(error) => {
+            let remedy = "run it as root, and in a container with the host's processes (hostPID)";
+            findings.error("host", (format!("cannot be reached: {error:#}"), remedy));
+        }
     }
     match options.output {
-        Form::Json => println!("{}", serde_json::to_string_pretty(&findings.0)?),
+        Form::Json => println!("{}", serde_json::to_string_pretty(findings.all())?),
         Form::Text => {
-            for finding in &findings.0 {
+            for finding in findings.all() {
                 let verdict = match finding.verdict {
                     Verdict::Ok => "ok     ",
                     Verdict::Warning => "warning",
@@ -100,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
             }
         }
     }
-    let wrong = findings.0.iter().any(|finding| finding.verdict == Verdict::Error);
+    let wrong = findings.all().iter().any(|finding| finding.verdict == Verdict::Error);
     Ok(if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -108,7 +75,8 @@ fn configuration(path: &Path, findings: &mut Findings) -> Option<Desired> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) => {
-            findings.error("configuration", format!("{}: {error}", path.display()));
+            let remedy = "write it, or name another: lvms check FILE";
+            findings.error("configuration", (format!("{}: {error}", path.display()), remedy));
             return None;
         }
     };
@@ -119,13 +87,13 @@ fn configuration(path: &Path, findings: &mut Findings) -> Option<Desired> {
                 format!("{}: {} device classes", path.display(), read.desired.classes.len()),
             );
             for remark in &read.remarks {
-                findings.warn("configuration", format!("{}: {remark}", path.display()));
+                findings.warn("configuration", Trouble::of_file(path, remark));
             }
             Some(read.desired)
         }
         Err(mistakes) => {
             for mistake in &mistakes {
-                findings.error("configuration", format!("{}: {mistake}", path.display()));
+                findings.error("configuration", Trouble::of_file(path, mistake));
             }
             None
         }
@@ -147,7 +115,10 @@ fn check_host(linux: &Linux, desired: Option<&Desired>, findings: &mut Findings)
     let inventory = linux.inventory(None);
     let mut lost = Vec::new();
     match &inventory {
-        Err(error) => findings.error("lvm2", format!("does not answer: {error}")),
+        Err(error) => {
+            let remedy = "see what vgs says on the host, and dmesg";
+            findings.error("lvm2", (format!("does not answer: {error}"), remedy));
+        }
         Ok(inventory) => {
             let groups = desired.iter().flat_map(|desired| desired.groups());
             lost.extend(groups.filter(|group| !inventory.groups.contains_key(*group)));

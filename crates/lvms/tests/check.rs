@@ -56,16 +56,20 @@ fn check_tells_what_is_wrong_with_file_and_host(lab: &Lab) -> Result {
     assert!(!good && said.contains("line 1"), "{said}");
     let (good, said) = check("device-classes: [{name: a, volume-group: vg, strip: 2}]")?;
     assert!(good && said.contains("warning  configuration") && said.contains("strip"), "{said}");
+    assert!(said.contains("has no effect: remove it"), "{said}");
     // As volumes are made: with the stripes of a class, and with every class of options.
     let (good, said) = check(
         "device-classes: [{name: a, volume-group: vg, spare-gb: 0, stripe: 2}]\n\
          lvcreate-option-classes: [{name: plain}, {name: mirror, options: [-m1]}, {name: old, options: [--type=mirror]}]",
     )?;
     assert!(!good, "{said}");
-    has_one(&said, "warning  class a: has no room");
+    has_one(
+        &said,
+        "warning  class a: has no room for another volume: remove volumes, add a disk with vgextend vg",
+    );
     has_one(&said, "ok       class a with option class plain: has room");
     has_one(&said, "warning  class a with option class mirror: has no room");
-    has_one(&said, "error    class a with option class old: lvcreate-options: --type mirror");
+    has_one(&said, "error    class a with option class old: --type mirror");
     check(GOOD)?;
     let json = Command::new(PROGRAM).args(["check", "-o", "json", "/run/test/lvmd.yaml"]).output()?;
     let json: serde_json::Value = serde_json::from_slice(&json.stdout)?;

@@ -27,7 +27,10 @@ pub(crate) use self::source::copied_from;
 use self::source::{find_source, former_place, told};
 use crate::asked::Asked;
 use crate::configuration::Configuration;
-use crate::known::{Found, class, class_of, elsewhere, find, left_for, named, options_for, unknown};
+use crate::known::{
+    Found, OPTION_CLASS, class, class_of, elsewhere, find, left_for, named, options_for, options_from,
+    parameter, unknown,
+};
 use crate::published::Measured;
 use crate::status;
 
@@ -208,7 +211,9 @@ impl HostVolumes {
                 facts,
                 source,
             };
-            let volume = engine.create(&wish, deadline).map_err(|error| status::of_volumes(&error))?;
+            let from = options_from(class, &parameter(OPTION_CLASS), &new.options);
+            let made = engine.create(&wish, deadline);
+            let volume = made.map_err(|error| status::of_creation(&error, &wish, &from))?;
             Ok(Present { path: wish.path(), volume })
         })
         .await
@@ -227,7 +232,8 @@ impl HostVolumes {
             let id = LvName::parse_new(&id).map_err(|error| Error::invalid("name", error))?;
             let of = format!("volume:{source}");
             let present = find(desired, &inventory, id.as_str(), true);
-            if let Some(present) = present.filter(|present| !is_half_made(present.volume)) {
+            let is_ours = |present: &Found<'_>| present.facts.snapshot && !is_half_made(present.volume);
+            if let Some(present) = present.filter(is_ours) {
                 if present.facts.source.as_ref() == Some(&of) {
                     return Ok(Present { path: present.path, volume: present.volume.clone() });
                 }

@@ -72,14 +72,33 @@ pub fn find_any<'a>(desired: &'a Desired, inventory: &'a Inventory, id: &str) ->
     groups.find_map(|group| ours(group, group.volumes.get(&name)?))
 }
 
-/// The volume, or the snapshot, with this id.
+/// The volume, or the snapshot, with this id. What may be a snapshot of TopoLVM's is both: TopoLVM tells them apart as
+/// little.
 pub fn find<'a>(
     desired: &'a Desired,
     inventory: &'a Inventory,
     id: &str,
     snapshot: bool,
 ) -> Option<Found<'a>> {
-    find_any(desired, inventory, id).filter(|found| found.facts.snapshot == snapshot)
+    let is_one = |found: &Found<'_>| {
+        found.facts.snapshot == snapshot || snapshot && may_be_a_snapshot_of_topolvm(found)
+    };
+    find_any(desired, inventory, id).filter(is_one)
+}
+
+/// TopoLVM's snapshots have a UUID for a name, as all that is ours and has no name in its tags, and nothing that says what
+/// they are. They may only be read, and have an origin until that is removed.
+fn may_be_a_snapshot_of_topolvm(found: &Found<'_>) -> bool {
+    let is_untold = !found.facts.is_ours() && found.facts.source.is_none();
+    match &found.volume.kind {
+        inventory::Kind::Thin { origin, .. } => {
+            is_untold && (origin.is_some() || found.volume.attribute(2) == 'r')
+        }
+        inventory::Kind::Thick(_)
+        | inventory::Kind::Cow { .. }
+        | inventory::Kind::Pool { .. }
+        | inventory::Kind::Other(_) => false,
+    }
 }
 
 /// The volume, or the snapshot, that a field of a request names.
@@ -165,20 +184,24 @@ pub fn class_of<'a>(desired: &'a Desired, found: &Found<'_>) -> Result<&'a Devic
     })
 }
 
+/// How a parameter is called in what is told.
+pub(crate) fn parameter(names: [&str; 2]) -> String {
+    format!("parameters[{:?}]", names[0])
+}
+
 /// The class of this name, and the options for lvcreate that a class of options, or the device class itself, has.
 pub fn class<'a>(
     desired: &'a Desired,
     name: &str,
     option_class: &str,
 ) -> Result<(&'a DeviceClass, Vec<String>), Error> {
-    let field = |key: &str| format!("parameters[{key:?}]");
     let class = desired.class(name).ok_or_else(|| {
         let known: Vec<&str> = desired.classes.iter().map(|class| class.name.as_str()).collect();
         let problem = match name {
             "" => format!("is missing, and no device class is the default: name one of {}", known.join(", ")),
             name => format!("there is no device class {name:?}: use one of {}", known.join(", ")),
         };
-        Error::invalid(&field(DEVICE_CLASS[0]), problem)
+        Error::invalid(&parameter(DEVICE_CLASS), problem)
     })?;
     let options = match option_class {
         "" => options(class),
@@ -186,10 +209,18 @@ pub fn class<'a>(
             let known: Vec<&str> = desired.option_classes.keys().map(String::as_str).collect();
             let problem =
                 format!("unsupported lvcreate-option-class target: {name}: known are {}", known.join(", "));
-            Error::invalid(&field(OPTION_CLASS[0]), problem)
+            Error::invalid(&parameter(OPTION_CLASS), problem)
         })?,
     };
     Ok((class, options))
+}
+
+/// Where the options for lvcreate of a new volume come from: the field that names a class of options, or the device class.
+pub fn options_from(class: &DeviceClass, field: &str, option_class: &str) -> String {
+    match option_class {
+        "" => format!("device class {:?} in lvmd.yaml", class.name),
+        name => format!("{field}: {name:?} in lvmd.yaml"),
+    }
 }
 
 /// The options for lvcreate of a device class itself.
@@ -252,6 +283,14 @@ mod tests {
         ] {
             let (class, options) = class(&desired, name, option_class).unwrap();
             assert_eq!(options_for(class, options), expected, "{name} {option_class}");
+            let from = options_from(class, &parameter(OPTION_CLASS), option_class);
+            match option_class {
+                "" => assert_eq!(from, format!("device class {:?} in lvmd.yaml", class.name)),
+                name => assert_eq!(
+                    from,
+                    format!("parameters[\"topolvm.io/lvcreate-option-class\"]: {name:?} in lvmd.yaml")
+                ),
+            }
         }
     }
 
@@ -294,6 +333,45 @@ mod tests {
                 assert!(named, "{told:?}");
             }
             assert!(matches!(of(kind, "somebodys", &[]), Err((Kind::NotFound, _))));
+        }
+    }
+
+    #[test]
+    fn a_snapshot_of_topolvms_is_found_as_one_and_nothing_of_others() {
+        let id = "0e9b1a4e-6bd1-4c0e-8a55-0c3f7c2d9a01";
+        let of = |name: &str, origin: Option<&str>, attributes: &str, tags: &[&str]| {
+            let mut group = lvms_host::simulated::group(&[10]);
+            let lv = |name: &str| LvName::parse(name).unwrap();
+            let volume = inventory::Volume {
+                name: lv(name),
+                uuid: String::new(),
+                kind: inventory::Kind::Thin { pool: lv("pool"), origin: origin.map(lv) },
+                size: Default::default(),
+                tags: tags.iter().map(ToString::to_string).collect(),
+                attributes: attributes.to_owned(),
+                active: true,
+                areas: Vec::new(),
+            };
+            group.volumes.insert(volume.name.clone(), volume);
+            let inventory = Inventory::of(group);
+            let text = "device-classes: [{name: a, volume-group: vg, type: thin, \
+                        thin-pool: {name: pool, overprovision-ratio: 1}}]";
+            let desired = lvms_host::desired::lvmd::read(text).unwrap().desired;
+            [true, false].map(|snapshot| find(&desired, &inventory, name, snapshot).is_some())
+        };
+        let (writable, read_only) = ("Vwi---tz--", "Vri---tz--");
+        // As a snapshot, and as a volume.
+        assert_eq!(of(id, Some("origin"), read_only, &[]), [true, true]);
+        assert_eq!(of(id, Some("origin"), writable, &["theirs"]), [true, true]);
+        assert_eq!(of(id, None, read_only, &[]), [true, true], "its origin is gone");
+        assert_eq!(of(id, None, writable, &[]), [false, true], "a volume");
+        assert_eq!(of(id, Some("origin"), read_only, &["lvms.io/snapshot"]), [true, false], "one of ours");
+        assert_eq!(of(id, Some("origin"), writable, &["lvms.io/name=a"]), [false, true], "a clone of ours");
+        assert_eq!(of(id, Some("origin"), writable, &["lvms.io/source=volume:origin"]), [false, true]);
+        for (origin, attributes) in
+            [(Some("origin"), read_only), (Some("origin"), writable), (None, read_only)]
+        {
+            assert_eq!(of("somebodys", origin, attributes, &[]), [false, false]);
         }
     }
 

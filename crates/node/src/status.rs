@@ -5,10 +5,11 @@ use lvms_host::NoTurn;
 use lvms_host::causes;
 use lvms_host::lvm::Failure;
 use lvms_host::plan::Refusal;
+use lvms_host::plan::volume::Wish;
 use lvms_host::publish::PublishError;
 use lvms_host::volumes;
 
-/// For everything but growth.
+/// For everything but new volumes and growth.
 pub fn of_volumes(error: &volumes::Error) -> Error {
     let kind = match error {
         volumes::Error::Refused(refusal) => of_refusal(refusal),
@@ -20,6 +21,15 @@ pub fn of_volumes(error: &volumes::Error) -> Error {
     // Only this one is about a field of every request that can meet it.
     let is_limit = matches!(error, volumes::Error::Refused(Refusal::AboveLimit { .. }));
     Error::new(kind, if is_limit { format!("capacity_range.limit_bytes: {told}") } else { told })
+}
+
+/// For a new volume: if it is not made because of its options, told is where these come from.
+pub fn of_creation(error: &volumes::Error, wish: &Wish<'_>, options_from: &str) -> Error {
+    let told = of_volumes(error);
+    if told.kind == Kind::Invalid && !wish.options.is_empty() {
+        return Error::invalid(options_from, told.message);
+    }
+    told
 }
 
 /// Too little room for a growth is told as out of range: the user may then ask for less.
@@ -107,12 +117,14 @@ pub fn of_publish(error: &PublishError) -> Error {
 mod tests {
     use std::io;
 
+    use lvms_host::facts::Facts;
     use lvms_host::filesystem::NotMountable;
     use lvms_host::mount::{BadFlag, Difference};
     use lvms_host::names::{LvName, VolumePath};
     use lvms_host::units::Bytes;
 
     use super::*;
+    use crate::known::options_from;
 
     fn path() -> VolumePath {
         lvms_host::simulated::group(&[1]).path(&LvName::parse("v").unwrap())
@@ -168,6 +180,35 @@ mod tests {
     }
 
     #[test]
+    fn options_that_make_no_volume_are_told_with_where_they_come_from() {
+        let text = "device-classes: [{name: a, volume-group: vg, lvcreate-options: [--odd]}]";
+        let desired = lvms_host::desired::lvmd::read(text).unwrap().desired;
+        let (class, from) = (&desired.classes[0], options_from(&desired.classes[0], "", ""));
+        let wish = |options: &[String]| Wish {
+            name: path().volume,
+            class,
+            options: options.to_vec(),
+            size: Bytes::mib(1),
+            limit: None,
+            facts: Facts::default(),
+            source: None,
+        };
+        let (odd, none) = (wish(&class.options), wish(&[]));
+        let refused = || volumes::Error::from(Failure::Refused("unrecognized option '--odd'".into()));
+        let told = |error: volumes::Error, wish| of_creation(&error, wish, &from).message;
+        assert_eq!(
+            told(refused(), &odd),
+            "device class \"a\" in lvmd.yaml: lvm2 refused the command: unrecognized option '--odd'"
+        );
+        let foreign = told(Refusal::ForeignType("--type mirror".into()).into(), &odd);
+        assert!(foreign.starts_with("device class \"a\" in lvmd.yaml: --type mirror makes"), "{foreign}");
+        // What has nothing to do with them.
+        for (error, wish) in [(refused(), &none), (Failure::NoSpace("full".into()).into(), &odd)] {
+            assert_eq!(of_creation(&error, wish, &from), of_volumes(&error));
+        }
+    }
+
+    #[test]
     fn each_failure_of_lvm_has_its_code() {
         let said = String::new;
         for (failure, kind) in [
@@ -194,6 +235,12 @@ mod tests {
         ] {
             assert_eq!(of_volumes(&error).kind, kind, "{error}");
         }
+    }
+
+    #[test]
+    fn what_is_not_finished_is_told_with_the_way_on() {
+        let told = of_publish(&PublishError::Unfinished(path())).message;
+        assert!(told.ends_with("repeat the call that made or grew it"), "{told}");
     }
 
     #[test]

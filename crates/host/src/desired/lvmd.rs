@@ -12,6 +12,9 @@ use crate::units::Bytes;
 /// What stays free in a volume group unless the file says otherwise.
 const SPARE_GIB: u64 = 10;
 
+/// A thin pool can promise at least what it has.
+const LEAST_RATIO: f64 = 1.0;
+
 /// One thing that is wrong with a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
@@ -65,6 +68,14 @@ pub fn read(text: &str) -> Result<Read, Vec<Mistake>> {
 struct Reader {
     mistakes: Vec<Mistake>,
     remarks: Vec<Mistake>,
+}
+
+/// What the classes that were read have, and no other can have.
+#[derive(Default)]
+struct Taken {
+    names: BTreeSet<String>,
+    places: BTreeSet<(VgName, Option<LvName>)>,
+    default: Option<String>,
 }
 
 /// A node with the name by which people find it.
@@ -129,40 +140,15 @@ impl Reader {
 
     fn classes(&mut self, root: &Field<'_>, desired: &mut Desired) {
         let fields = self.list(root, "device-classes");
-        if fields.is_empty() && self.mistakes.is_empty() {
+        let is_empty = |field: Field<'_>| matches!(&field.node.value, Value::List(items) if items.is_empty());
+        if root.get("device-classes").is_none_or(is_empty) {
             let field = Field { name: "device-classes".into(), ..root.clone() };
             self.wrong(&field, "there is no device class: write at least one".into());
         }
-        let (mut names, mut places) = (BTreeSet::new(), BTreeSet::new());
-        let mut default: Option<String> = None;
+        let mut taken = Taken::default();
         for field in fields {
             self.remark_unknown(&field, &CLASS);
-            let name = self.class_name(&field);
-            if let Some(name) = &name
-                && !names.insert(name.clone())
-            {
-                self.wrong(
-                    &child(&field, "name"),
-                    format!("{name:?} is the name of another class too: take another"),
-                );
-            }
-            let Some(class) = self.class(&field, name.unwrap_or_default()) else { continue };
-            let place = (class.group.clone(), class.pool().cloned());
-            if !places.insert(place) {
-                let place = match class.pool() {
-                    Some(pool) => format!("thin pool {}/{pool}", class.group),
-                    None => format!("volume group {} (thick)", class.group),
-                };
-                let problem = format!("the {place} belongs to another class already: remove one of them");
-                self.wrong(&child(&field, "volume-group"), problem);
-            }
-            if class.default
-                && let Some(other) = default.replace(class.name.clone())
-            {
-                let problem = format!("{other:?} is the default already: only one class can be");
-                self.wrong(&child(&field, "default"), problem);
-            }
-            desired.classes.push(class);
+            desired.classes.extend(self.class(&field, &mut taken));
         }
     }
 
@@ -184,13 +170,14 @@ impl Reader {
         Some(name)
     }
 
-    fn class(&mut self, field: &Field<'_>, name: String) -> Option<DeviceClass> {
+    /// All of a class is read, and compared with the others, before anything of it that is missing makes it none.
+    fn class(&mut self, field: &Field<'_>, taken: &mut Taken) -> Option<DeviceClass> {
+        let name = self.class_name(field);
         let group = self.name(field, "volume-group", "name the volume group", VgName::parse);
         let kind = self.kind(field);
+        let default = self.flag(field, "default");
         let spare = self.number(field, "spare-gb").unwrap_or(SPARE_GIB);
-        if matches!(kind, Some(ClassKind::Thin { .. })) {
-            self.remark_without_effect(field);
-        }
+        let stripe = self.number(field, "stripe").unwrap_or_default();
         let stripe_size = self.text(field, "stripe-size").filter(|size| !size.is_empty());
         if let Some(size) = &stripe_size
             && !is_stripe_size(size)
@@ -198,16 +185,54 @@ impl Reader {
             let problem = format!("{size:?} is no size: write digits and at most one of k m g t p e b s");
             self.wrong(&child(field, "stripe-size"), problem);
         }
+        let options = field.get("lvcreate-options").map(|options| self.texts(&options)).unwrap_or_default();
+        if matches!(kind, Some(ClassKind::Thin { .. })) {
+            self.remark_without_effect(field);
+        }
+        if let Some(name) = &name {
+            self.take_name(field, name, taken);
+        }
+        if let (Some(group), Some(kind)) = (&group, &kind) {
+            self.take_place(field, (group.clone(), kind.pool().cloned()), taken);
+        }
+        if default {
+            self.take_default(field, name.as_ref().unwrap_or(&field.name), taken);
+        }
         Some(DeviceClass {
-            name,
+            name: name?,
             group: group?,
-            default: self.flag(field, "default"),
+            default,
             spare: Bytes(spare.saturating_mul(1 << 30)),
             kind: kind?,
-            stripe: self.number(field, "stripe").unwrap_or_default(),
+            stripe,
             stripe_size,
-            options: field.get("lvcreate-options").map(|options| self.texts(&options)).unwrap_or_default(),
+            options,
         })
+    }
+
+    fn take_name(&mut self, class: &Field<'_>, name: &str, taken: &mut Taken) {
+        if !taken.names.insert(name.to_owned()) {
+            let problem = format!("{name:?} is the name of another class too: take another");
+            self.wrong(&child(class, "name"), problem);
+        }
+    }
+
+    fn take_place(&mut self, class: &Field<'_>, place: (VgName, Option<LvName>), taken: &mut Taken) {
+        let told = match &place {
+            (group, Some(pool)) => format!("thin pool {group}/{pool}"),
+            (group, None) => format!("volume group {group} (thick)"),
+        };
+        if !taken.places.insert(place) {
+            let problem = format!("the {told} belongs to another class already: remove one of them");
+            self.wrong(&child(class, "volume-group"), problem);
+        }
+    }
+
+    fn take_default(&mut self, class: &Field<'_>, name: &str, taken: &mut Taken) {
+        if let Some(other) = taken.default.replace(name.to_owned()) {
+            let problem = format!("{other:?} is the default already: keep it for one of them");
+            self.wrong(&child(class, "default"), problem);
+        }
     }
 
     fn kind(&mut self, class: &Field<'_>) -> Option<ClassKind> {
@@ -232,20 +257,18 @@ impl Reader {
         self.remark_unknown(&pool, &POOL);
         let name = self.name(&pool, "name", "name the thin pool", LvName::parse);
         let field = child(&pool, "overprovision-ratio");
-        let ratio = match self.text(&pool, "overprovision-ratio").map(|text| text.parse::<f64>()) {
-            Some(Ok(ratio)) if ratio >= 1.0 && ratio.is_finite() => Some(ratio),
+        // A wrong one does not hide that the pool is another class's.
+        let mut overprovision_ratio = LEAST_RATIO;
+        match self.text(&pool, "overprovision-ratio").map(|text| text.parse::<f64>()) {
+            Some(Ok(ratio)) if ratio >= LEAST_RATIO && ratio.is_finite() => overprovision_ratio = ratio,
             Some(_) => {
                 let problem =
                     format!("{} is too small or no number: write 1.0 or more", field.node.describe());
                 self.wrong(&field, problem);
-                None
             }
-            None => {
-                self.wrong(&field, "is missing: write 1.0 or more".into());
-                None
-            }
-        };
-        Some(ClassKind::Thin { pool: name?, overprovision_ratio: ratio? })
+            None => self.wrong(&field, "is missing: write 1.0 or more".into()),
+        }
+        Some(ClassKind::Thin { pool: name?, overprovision_ratio })
     }
 
     fn name<T>(
@@ -316,7 +339,7 @@ impl Reader {
         let field = parent.get(key)?;
         let number = scalar(field.node).and_then(|text| text.parse().ok());
         if number.is_none() {
-            self.wrong(&field, format!("{} is no whole number from 0", field.node.describe()));
+            self.wrong(&field, format!("{} is no whole number: write one from 0", field.node.describe()));
         }
         number
     }
@@ -338,7 +361,8 @@ impl Reader {
         for (key, node) in entries {
             if !known.iter().any(|known| known.eq_ignore_ascii_case(key)) {
                 let name = if field.name.is_empty() { key.clone() } else { format!("{}.{key}", field.name) };
-                let problem = format!("is unknown and has no effect: known are {}", known.join(", "));
+                let problem =
+                    format!("is unknown and has no effect: remove it, or write one of {}", known.join(", "));
                 self.remarks.push(Mistake { line: node.line, field: name, problem });
             }
         }
@@ -355,7 +379,8 @@ impl Reader {
                 }
             };
             if let Some(field) = class.get(key).filter(|field| !is_nothing(field.node)) {
-                let problem = "has no effect: volumes of a thin class lie in their pool as it is";
+                let problem =
+                    "has no effect, for volumes of a thin class lie in their pool as it is: remove it";
                 self.remark(&field, problem.into());
             }
         }
@@ -471,6 +496,74 @@ device-classes:
             assert!(begins(begin), "{begin}\n{mistakes:#?}");
         }
         assert_eq!(mistakes.len(), 8, "{mistakes:#?}");
+    }
+
+    #[test]
+    fn no_mistake_in_a_class_hides_another_of_it() {
+        let told = |text: &str| -> Vec<String> {
+            let mistakes = read(text).unwrap_err();
+            mistakes.iter().map(|mistake| format!("{}: {}", mistake.field, mistake.problem)).collect()
+        };
+        for (text, begins) in [
+            (
+                "device-classes: [{name: a, default: perhaps, spare-gb: x, stripe: x, stripe-size: x, lvcreate-options: 5}]",
+                &[
+                    "device-classes[0].volume-group: is missing",
+                    "device-classes[0].default: is \"perhaps\"",
+                    "device-classes[0].spare-gb: \"x\" is no whole number",
+                    "device-classes[0].stripe: \"x\" is no whole number",
+                    "device-classes[0].stripe-size: \"x\" is no size",
+                    "device-classes[0].lvcreate-options: is 5: write a list",
+                ][..],
+            ),
+            (
+                "device-classes: [{type: fat, default: perhaps, stripe: x, lvcreate-options: [[]]}]",
+                &[
+                    "device-classes[0].name: is missing",
+                    "device-classes[0].volume-group: is missing",
+                    "device-classes[0].type: \"fat\" is no type",
+                    "device-classes[0].default: is \"perhaps\"",
+                    "device-classes[0].stripe: \"x\" is no whole number",
+                    "device-classes[0].lvcreate-options[0]: is a list: write a word",
+                ],
+            ),
+            (
+                "device-classes: [{name: a, volume-group: v, default: true, stripe: x}, \
+                 {name: a, volume-group: v, default: true, stripe: x}, {name: -x, type: fat, default: true}]",
+                &[
+                    "device-classes[0].stripe: ",
+                    "device-classes[1].stripe: ",
+                    "device-classes[1].name: \"a\" is the name of another class too",
+                    "device-classes[1].volume-group: the volume group v (thick) belongs to another class",
+                    "device-classes[1].default: \"a\" is the default already",
+                    "device-classes[2].name: \"-x\" is no name",
+                    "device-classes[2].volume-group: is missing",
+                    "device-classes[2].type: \"fat\" is no type",
+                    "device-classes[2].default: \"a\" is the default already",
+                ],
+            ),
+            (
+                "device-classes: [{name: a, volume-group: v, type: thin, thin-pool: {name: p, overprovision-ratio: 0}}, \
+                 {name: b, volume-group: v, type: thin, thin-pool: {name: p}}]",
+                &[
+                    "device-classes[0].thin-pool.overprovision-ratio: 0 is too small",
+                    "device-classes[1].thin-pool.overprovision-ratio: is missing",
+                    "device-classes[1].volume-group: the thin pool v/p belongs to another class",
+                ],
+            ),
+            (
+                "{socket-name: [], device-classes: []}",
+                &["socket-name: is a list", "device-classes: there is no device class"],
+            ),
+            ("device-classes: 5", &["device-classes: is 5: write a list"]),
+            ("device-classes: [5]", &["device-classes[0]: is 5: write a map"]),
+        ] {
+            let told = told(text);
+            for begin in begins {
+                assert!(told.iter().any(|mistake| mistake.starts_with(begin)), "{begin}\n{told:#?}");
+            }
+            assert_eq!(told.len(), begins.len(), "{told:#?}");
+        }
     }
 
     #[test]

@@ -113,8 +113,9 @@ impl<R: Runner> Volumes<R> {
         queue: Arc<Queue>,
         to_the_end: impl FnOnce() -> io::Result<E> + Send + 'static,
     ) {
-        let volumes = Arc::clone(self);
+        let (volumes, span) = (Arc::clone(self), tracing::Span::current());
         std::thread::spawn(move || {
+            let _of_the_operation = span.enter();
             let ended = to_the_end();
             tracing::warn!(group = %group, ?ended, "the command that did not end has ended");
             volumes.forget(&group);
@@ -138,7 +139,13 @@ pub(super) fn resume<R: Runner>(runner: &R, group: &VgName) -> Vec<VolumePath> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::thread::{self, ThreadId};
     use std::time::Duration;
+
+    use tracing::Subscriber;
+    use tracing::span::Id;
+    use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
     use super::*;
     use crate::runner::{ProcessError, Processes, Program};
@@ -161,14 +168,46 @@ mod tests {
         }
     }
 
-    #[test]
-    fn all_that_was_left_suspended_is_refreshed_though_one_refresh_takes_long() {
-        let host = Arc::new(Simulated::new(group(&[100])));
+    /// A command that is past its deadline, and ends soon.
+    fn takes_long() -> Failure {
         let started = Processes::here().run(&Program::changes(["sleep", "0.1"], Duration::ZERO));
         let Err(ProcessError::StillRunning { program, pid, limit, rest }) = started else {
             panic!("{started:?} has ended")
         };
-        host.end_with(Failure::Stuck { pid, program, limit, rest });
+        Failure::Stuck { pid, program, limit, rest }
+    }
+
+    /// Which threads have entered a span.
+    #[derive(Default, Clone)]
+    struct Entered(Arc<Mutex<Vec<ThreadId>>>);
+
+    impl<S: Subscriber> Layer<S> for Entered {
+        fn on_enter(&self, _: &Id, _: Context<'_, S>) {
+            lock(&self.0).push(thread::current().id());
+        }
+    }
+
+    #[test]
+    fn what_is_told_of_a_command_that_ends_late_is_told_of_its_operation() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        host.end_with(takes_long());
+        host.suspend(path(0));
+        let entered = Entered::default();
+        let log = tracing_subscriber::registry().with(entered.clone());
+        let volumes = tracing::subscriber::with_default(log, || {
+            tracing::error_span!("operation").in_scope(|| Volumes::open(host, &[&path(0).group]).unwrap())
+        });
+        while volumes.stuck(&path(0).group).is_some() {
+            thread::yield_now();
+        }
+        let here = thread::current().id();
+        assert!(lock(&entered.0).iter().any(|thread| *thread != here), "nobody waits in it");
+    }
+
+    #[test]
+    fn all_that_was_left_suspended_is_refreshed_though_one_refresh_takes_long() {
+        let host = Arc::new(Simulated::new(group(&[100])));
+        host.end_with(takes_long());
         for volume in [0, 1, 2] {
             host.suspend(path(volume));
         }

@@ -14,11 +14,12 @@ use super::Findings;
 pub(super) fn check_suspended(linux: &Linux, desired: Option<&Desired>, findings: &mut Findings) {
     for group in desired.iter().flat_map(|desired| desired.groups()) {
         for device in linux.suspended(group).unwrap_or_default() {
-            let message = format!(
+            let problem = format!(
                 "device {device} is suspended, and all I/O to it waits: an LVM command is at work in the group, hangs, \
-                 or was killed; if none runs, run dmsetup resume {device}"
+                 or was killed"
             );
-            findings.error(&format!("volume group {group}"), message);
+            let remedy = format!("if none runs, run dmsetup resume {device}");
+            findings.error(&format!("volume group {group}"), (problem, remedy));
         }
     }
 }
@@ -30,9 +31,9 @@ pub(super) fn check(linux: &Linux, desired: &Desired, inventory: &Inventory, fin
     let mut check_room = |class: &DeviceClass, what: &str, options: Vec<String>| match situation
         .largest(class, &options_for(class, options))
     {
-        Ok(free) if free.0 == 0 => findings.warn(what, "has no room for another volume"),
+        Ok(free) if free.0 == 0 => findings.warn(what, ("has no room for another volume", more_room(class))),
         Ok(free) => findings.ok(what, format!("has room for a volume of {free}")),
-        Err(refusal) => findings.error(what, refusal.to_string()),
+        Err(refusal) => findings.error(what, refusal),
     };
     for class in &desired.classes {
         let what = format!("class {}", class.name);
@@ -55,13 +56,24 @@ pub(super) fn check(linux: &Linux, desired: &Desired, inventory: &Inventory, fin
     }
 }
 
+fn more_room(class: &DeviceClass) -> String {
+    let group = &class.group;
+    match class.pool() {
+        Some(pool) => {
+            format!(
+                "remove volumes, extend the pool with lvextend {group}/{pool}, or raise overprovision-ratio"
+            )
+        }
+        None => format!("remove volumes, add a disk with vgextend {group}, or lower spare-gb"),
+    }
+}
+
 fn check_pool(inventory: &Inventory, pool: &VolumePath, findings: &mut Findings) {
     if inventory.volume(pool).is_some_and(|volume| volume.is_pool() && volume.attribute(8) != 'z') {
-        let message = format!(
-            "it does not zero what it gives: no new volume for block access is made in it, and those that are there show \
-             what was there before; run lvchange --zero y {pool}, which holds for what it gives from then on"
-        );
-        findings.warn(&format!("thin pool {pool}"), message);
+        let problem = "it does not zero what it gives: no new volume for block access is made in it, and those that are \
+             there show what was there before";
+        let remedy = format!("run lvchange --zero y {pool}, which holds for what it gives from then on");
+        findings.warn(&format!("thin pool {pool}"), (problem, remedy));
     }
 }
 
@@ -71,23 +83,56 @@ fn check_group(group: &Group, findings: &mut Findings) {
     // LVM writes new metadata beside the old.
     let left = format!("its metadata area has {free} of {} left", Bytes(size.0 / 2));
     if free.0 * 5 < size.0 / 2 {
-        findings.warn(&what, format!("{left}: it limits the number of volumes"));
+        let remedy = "remove volumes or snapshots, or add a disk with a larger one (vgextend --metadatasize) and set the \
+             small ones aside (pvchange --metadataignore y)";
+        findings.warn(&what, (format!("{left}, which limits the number of volumes"), remedy));
     } else {
         findings.ok(&what, left);
     }
     for volume in group.volumes.values() {
         let facts = Facts::of(volume);
         if let Some(owner) = &facts.temporary {
-            let message = format!(
-                "{} was left by a copy for {owner}: it goes when that volume is removed",
-                volume.name
+            let problem =
+                format!("{} serves a copy to {owner} or its growth, or was left by them", volume.name);
+            findings.warn(
+                &what,
+                (problem, format!("it goes when the same call comes again, or {owner} is removed")),
             );
-            findings.warn(&what, message);
         }
         if facts.is_ours() && volume.attribute(10) == 'k' {
-            let message =
-                format!("{} is skipped when the host activates volumes: run lvchange -kn on it", volume.name);
-            findings.warn(&what, message);
+            let path = group.path(&volume.name);
+            let problem = format!("{} is skipped when the host activates volumes", volume.name);
+            findings.warn(&what, (problem, format!("run lvchange -kn {path}")));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lvms_host::simulated;
+
+    use super::*;
+    use crate::check::findings::Verdict;
+
+    #[test]
+    fn a_metadata_area_that_is_almost_full_is_told_with_what_makes_room() {
+        let told = |free| {
+            let mut findings = Findings::default();
+            let metadata = (Bytes::mib(1), Bytes::kib(free));
+            check_group(&Group { metadata, ..simulated::group(&[10]) }, &mut findings);
+            let [finding] = findings.all() else { panic!("{:?}", findings.all()) };
+            (finding.verdict, finding.message.contains("vgextend --metadatasize"))
+        };
+        assert_eq!((told(300), told(100)), ((Verdict::Ok, false), (Verdict::Warning, true)));
+    }
+
+    #[test]
+    fn a_class_that_is_full_is_told_with_what_makes_room_in_it() {
+        let text = "device-classes: [{name: a, volume-group: vg}, {name: b, volume-group: vg, type: thin, \
+                    thin-pool: {name: p, overprovision-ratio: 1}}]";
+        let classes = lvms_host::desired::lvmd::read(text).unwrap().desired.classes;
+        let remedies: Vec<String> = classes.iter().map(more_room).collect();
+        assert!(remedies[0].contains("vgextend vg") && remedies[0].contains("spare-gb"), "{remedies:?}");
+        assert!(remedies[1].contains("lvextend vg/p") && remedies[1].contains("ratio"), "{remedies:?}");
     }
 }

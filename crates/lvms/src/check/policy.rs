@@ -24,7 +24,10 @@ pub(super) fn check(linux: &Linux, lost: &[&VgName], findings: &mut Findings) {
     let words: Vec<&str> = ["lvmconfig", "--typeconfig", "full"].into_iter().chain(SETTINGS).collect();
     let settings = match linux.ask_lvm(&words) {
         Ok(text) => Settings(text),
-        Err(error) => return findings.warn("lvm.conf", format!("cannot be read: {error}")),
+        Err(error) => {
+            let remedy = "run lvmconfig on the host, and mend what it complains of";
+            return findings.warn("lvm.conf", (format!("cannot be read: {error}"), remedy));
+        }
     };
     // It fails where there is no such file.
     let devices = linux.ask_lvm(&["lvmdevices"]).ok();
@@ -51,27 +54,28 @@ impl Settings {
             }
             Some(count) => {
                 let groups = lost.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                let message = format!(
-                    "LVM looks at the {count} disks that it names, and does not find {groups}: if their disks are \
-                     there, add them with lvmdevices --adddev"
-                );
-                findings.warn(what, message);
+                let problem =
+                    format!("LVM looks at the {count} disks that it names, and does not find {groups}");
+                let remedy = "if their disks are there, add them with lvmdevices --adddev";
+                findings.warn(what, (problem, remedy));
             }
         }
         let filters = ["filter", "global_filter"].map(|key| (key, self.of(key)));
-        let message = "disks that it rejects are not seen: let it accept those of volume groups";
+        let trap = ("disks that it rejects are not seen", "let it accept those of volume groups");
         let fine = "there are none: LVM takes all disks that it looks at";
-        judge("filters", &filters, |value| value != ALL, fine, message, findings);
+        judge("filters", &filters, |value| value != ALL, fine, trap, findings);
         let lists = ["volume_list", "auto_activation_volume_list", "read_only_volume_list"];
         let lists = lists.map(|key| (key, self.of(key)));
-        let message =
-            "it decides which volumes are active, or writable, after a boot: name the volume groups in it";
+        let trap = (
+            "it decides which volumes are active, or writable, after a boot",
+            "name the volume groups in it",
+        );
         let fine = "all volumes are activated by a boot, or when they are needed";
-        judge("activation", &lists, |_| true, fine, message, findings);
+        judge("activation", &lists, |_| true, fine, trap, findings);
         let multipath = ["multipath_component_detection"].map(|key| (key, self.of(key)));
-        let message = "a path may be taken for a disk: set it to 1 if the host has multipath devices";
+        let trap = ("a path may be taken for a disk", "set it to 1 if the host has multipath devices");
         let fine = "paths of multipath devices are not taken for disks";
-        judge("multipath", &multipath, |value| value == "0", fine, message, findings);
+        judge("multipath", &multipath, |value| value == "0", fine, trap, findings);
     }
 }
 
@@ -81,13 +85,13 @@ fn judge(
     settings: &[(&str, Option<&str>)],
     is_trap: impl Fn(&str) -> bool,
     fine: &str,
-    message: &str,
+    (problem, remedy): (&str, &str),
     findings: &mut Findings,
 ) {
     let mut trapped = false;
     for (key, value) in settings {
         if let Some(value) = value.filter(|value| is_trap(value)) {
-            findings.warn(what, format!("lvm.conf: {key} is {value}: {message}"));
+            findings.warn(what, (format!("lvm.conf: {key} is {value}: {problem}"), remedy));
             trapped = true;
         }
     }
@@ -99,7 +103,7 @@ fn judge(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::Verdict;
+    use crate::check::findings::Verdict;
 
     /// Printed by lvm2 2.03.16.
     const DEFAULTS: &str = "\
@@ -111,11 +115,8 @@ mod tests {
     fn judged(settings: &str, devices: Option<usize>, lost: &[&VgName]) -> Vec<(Verdict, String)> {
         let mut findings = Findings::default();
         Settings(settings.to_owned()).judge(devices, lost, &mut findings);
-        findings
-            .0
-            .into_iter()
-            .map(|finding| (finding.verdict, format!("{}: {}", finding.what, finding.message)))
-            .collect()
+        let told = findings.all().iter();
+        told.map(|finding| (finding.verdict, format!("{}: {}", finding.what, finding.message))).collect()
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use lvms_host::desired::{ClassKind, Desired};
-use lvms_host::filesystem::Filesystem;
 use lvms_host::lvm::shape::Shape;
 use lvms_host::runner::{Linux, Program};
 
@@ -21,17 +20,20 @@ pub(super) fn check_version(linux: &Linux, findings: &mut Findings) -> bool {
         Ok(text) => text,
         Err(error) => {
             let remedy = "install lvm2 on the host, or say where it is with --lvm-path or lvm-command-prefix";
-            findings.error("lvm2", format!("{error}: {remedy}"));
+            findings.error("lvm2", (error, remedy));
             return false;
         }
     };
     let version = text.lines().find_map(|line| line.trim().strip_prefix("LVM version:"));
     match version.map(str::trim).and_then(|version| Some((version, parse_version(version)?))) {
         Some((version, number)) if number < OLDEST => {
-            findings.error("lvm2", format!("version {version} is older than 2.03.14: update it"));
+            findings.error("lvm2", (format!("version {version} is older than 2.03.14"), "update it"));
         }
         Some((version, _)) => findings.ok("lvm2", format!("version {version}")),
-        None => findings.warn("lvm2", "its version cannot be told"),
+        None => {
+            let remedy = "run lvm version on the host, and update lvm2 if it is older than 2.03.14";
+            findings.warn("lvm2", ("its version cannot be told", remedy));
+        }
     }
     true
 }
@@ -68,12 +70,15 @@ impl Needed {
 pub(super) fn check_features(linux: &Linux, desired: Option<&Desired>, findings: &mut Findings) {
     let what = "lvm2 features";
     match linux.ask_lvm(&["segtypes"]) {
-        Err(error) => findings.warn(what, format!("cannot be told: {error}")),
+        Err(error) => {
+            let remedy = "run lvm segtypes on the host, and mend what it complains of";
+            findings.warn(what, (format!("cannot be told: {error}"), remedy));
+        }
         Ok(text) => match missing_features(&text, Needed::by(desired)).as_slice() {
             [] => findings.ok(what, "it knows all kinds of volumes that the classes need"),
             missing => {
-                let message = format!("it was built without {}: install another build", missing.join(", "));
-                findings.error(what, message);
+                let problem = format!("it was built without {}", missing.join(", "));
+                findings.error(what, (problem, "install another build"));
             }
         },
     }
@@ -97,16 +102,17 @@ pub(super) fn check_control_group(linux: &Linux, findings: &mut Findings) {
     if linux.keeps_commands() {
         findings.ok(what, "commands that change something outlive a pod of lvms");
     } else {
-        let message = "none of the host's can be made for commands, and the end of a pod of lvms may kill one that \
-             changes something: mount cgroup2 at /sys/fs/cgroup";
-        findings.warn(what, message);
+        let problem = "none of the host's can be made for commands, and the end of a pod of lvms may kill one that \
+             changes something";
+        findings.warn(what, (problem, "mount cgroup2 at /sys/fs/cgroup"));
     }
 }
 
 /// Device-mapper and its targets, which the kernel has, or loads when they are needed.
 pub(super) fn check_kernel(linux: &Linux, desired: Option<&Desired>, findings: &mut Findings) {
     if let Err(error) = linux.device("lvms-check") {
-        return findings.error("kernel", format!("device-mapper does not answer: {error}: load dm_mod"));
+        let problem = format!("device-mapper does not answer: {error}");
+        return findings.error("kernel", (problem, "load dm_mod"));
     }
     let succeeds = |words: &[&str]| {
         let program = Program::looks(words.iter().copied(), LIMIT);
@@ -129,60 +135,66 @@ pub(super) fn check_kernel(linux: &Linux, desired: Option<&Desired>, findings: &
     if missing.is_empty() {
         findings.ok("kernel", "device-mapper answers, and has all targets that the classes need");
     } else {
-        let message =
-            format!("has no target {}: install the kernel's modules for device-mapper", missing.join(", "));
-        findings.error("kernel", message);
+        let problem = format!("has no target {}", missing.join(", "));
+        findings.error("kernel", (problem, "install the kernel's modules for device-mapper"));
     }
 }
 
+/// Tools that come together.
+struct Package {
+    name: &'static str,
+    tools: &'static [&'static str],
+    /// What does not go without them.
+    without: &'static str,
+}
+
+const UTIL_LINUX: Package =
+    Package { name: "util-linux", tools: &["blkid", "wipefs"], without: "no volume can be published" };
+
+const FILESYSTEMS: [Package; 3] = [
+    Package {
+        name: "e2fsprogs",
+        tools: &["mkfs.ext4", "e2fsck", "resize2fs"],
+        without: "no ext4 volumes can be had",
+    },
+    Package { name: "xfsprogs", tools: &["mkfs.xfs", "xfs_growfs"], without: "no xfs volumes can be had" },
+    Package {
+        name: "btrfs-progs",
+        tools: &["mkfs.btrfs", "btrfs", "btrfstune"],
+        without: "no btrfs volumes can be had",
+    },
+];
+
+/// lvm2 checks a pool before it activates it.
+const POOLS: Package =
+    Package { name: "thin-provisioning-tools", tools: &["thin_check"], without: "pools are not activated" };
+
 pub(super) fn check_tools(linux: &Linux, desired: Option<&Desired>, findings: &mut Findings) {
-    let tools = [
-        "blkid",
-        "wipefs",
-        "mkfs.ext4",
-        "e2fsck",
-        "resize2fs",
-        "mkfs.xfs",
-        "xfs_growfs",
-        "mkfs.btrfs",
-        "btrfs",
-        "btrfstune",
-    ];
-    // lvm2 checks a pool before it activates it.
-    let of_pools = Needed::by(desired).thin.then_some("thin_check");
-    let mut missing = Vec::new();
-    for tool in tools.into_iter().chain(of_pools) {
-        let program = Program::looks([tool, "--version"], LIMIT);
-        if linux.run(&program).is_err() {
-            missing.push(tool);
-        }
-    }
-    for tool in &missing {
-        let needed = matches!(*tool, "blkid" | "wipefs");
-        let filesystem = Filesystem::ALL.into_iter().find(|kind| {
-            tool.contains(kind.name()) || (tool.starts_with("btrfs") && *kind == Filesystem::Btrfs)
-        });
-        match filesystem {
-            _ if needed => findings.error("tools", format!("{tool} is not on the host: install util-linux")),
-            Some(kind) => {
-                findings.warn("tools", format!("{tool} is not on the host: no {kind} volumes can be had"));
-            }
-            None if Some(*tool) == of_pools => {
-                let message =
-                    "is not on the host: install thin-provisioning-tools, or pools are not activated";
-                findings.warn("tools", format!("{tool} {message}"));
-            }
-            None => findings.warn("tools", format!("{tool} is not on the host")),
-        }
-    }
-    if missing.is_empty() {
+    let runs = |tool| linux.run(&Program::looks([tool, "--version"], LIMIT)).is_ok();
+    check_packages(runs, Needed::by(desired).thin, findings);
+}
+
+fn check_packages(runs: impl Fn(&'static str) -> bool, needs_pools: bool, findings: &mut Findings) {
+    let missing = |package: &Package| {
+        let Package { name, tools, without } = *package;
+        let tools = tools.iter().filter(|tool| !runs(tool));
+        let trouble = |tool| (format!("{tool} is not on the host: {without}"), format!("install {name}"));
+        tools.map(trouble).collect::<Vec<_>>()
+    };
+    let needed = missing(&UTIL_LINUX);
+    let useful = FILESYSTEMS.iter().chain(needs_pools.then_some(&POOLS)).flat_map(missing);
+    let useful: Vec<_> = useful.collect();
+    if needed.is_empty() && useful.is_empty() {
         findings.ok("tools", "all are on the host");
     }
+    needed.into_iter().for_each(|trouble| findings.error("tools", trouble));
+    useful.into_iter().for_each(|trouble| findings.warn("tools", trouble));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::check::findings::Verdict;
     use lvms_host::desired::lvmd;
 
     fn needed(classes: &str) -> Needed {
@@ -202,6 +214,51 @@ mod tests {
         assert_eq!(missing(thick), [""; 0]);
         assert_eq!(missing(thin), ["thin"]);
         assert_eq!(missing(&format!("{thin}, {raid}")), ["thin", "raid1"]);
+    }
+
+    #[test]
+    fn each_tool_that_is_missing_is_told_with_its_package() {
+        let told = |runs: &dyn Fn(&str) -> bool, needs_pools| {
+            let mut findings = Findings::default();
+            check_packages(runs, needs_pools, &mut findings);
+            let told = findings.all().iter().map(|finding| (finding.verdict, finding.message.clone()));
+            told.collect::<Vec<_>>()
+        };
+        let without = |missing: &str| told(&|tool| tool != missing, true);
+        for (tool, verdict, message) in [
+            (
+                "wipefs",
+                Verdict::Error,
+                "wipefs is not on the host: no volume can be published: install util-linux",
+            ),
+            (
+                "resize2fs",
+                Verdict::Warning,
+                "resize2fs is not on the host: no ext4 volumes can be had: install e2fsprogs",
+            ),
+            (
+                "xfs_growfs",
+                Verdict::Warning,
+                "xfs_growfs is not on the host: no xfs volumes can be had: install xfsprogs",
+            ),
+            (
+                "btrfs",
+                Verdict::Warning,
+                "btrfs is not on the host: no btrfs volumes can be had: install btrfs-progs",
+            ),
+            (
+                "thin_check",
+                Verdict::Warning,
+                "thin_check is not on the host: pools are not activated: install thin-provisioning-tools",
+            ),
+        ] {
+            assert_eq!(without(tool), [(verdict, message.to_owned())]);
+        }
+        assert_eq!(
+            told(&|tool| tool != "thin_check", false),
+            [(Verdict::Ok, "all are on the host".to_owned())]
+        );
+        assert_eq!(told(&|_| false, true).len(), 11);
     }
 
     #[test]

@@ -99,12 +99,12 @@ pub(crate) fn wrong_creations(client: &Client) -> Result {
         (
             "an option that lvm2 does not know",
             |r| drop(r.parameters.insert(OPTIONS.into(), "odd".into())),
-            invalid("lvm2 refused"),
+            invalid("parameters[\"topolvm.io/lvcreate-option-class\"]: \"odd\" in lvmd.yaml: lvm2 refused"),
         ),
         (
             "an option for what is not managed",
             |r| drop(r.parameters.insert(OPTIONS.into(), "old".into())),
-            invalid("--type mirror"),
+            invalid("parameters[\"topolvm.io/lvcreate-option-class\"]: \"old\" in lvmd.yaml: --type mirror"),
         ),
         (
             "elsewhere",

@@ -31,9 +31,9 @@ impl Linux {
         let (control, name) = (self.control()?, volume.mapper_name());
         tracing::info!(volume = %volume, "suspends its device for a moment");
         crash::point("suspend", "before");
-        control.suspend(&name)?;
+        control.suspend_device(&name)?;
         crash::point("suspend", "after");
-        let resumed = control.resume(&name);
+        let resumed = control.resume_device(&name);
         crash::point("resume", "after");
         resumed
     }
@@ -84,20 +84,20 @@ impl Linux {
         let mut devices: Vec<String> = self.devices_of(group)?.into_iter().map(|(name, _)| name).collect();
         devices.sort_by_key(|name| depth(name));
         for name in &devices {
-            mend(name, "clear", || control.clear(name));
+            mend(name, "clear", || control.clear_table(name));
         }
         // One device that cannot be mended does not hold the others up.
         let now = |name: &str| control.device(name).ok().flatten();
         for name in &devices {
             if now(name).is_some_and(|device| is_left_over(name, &device)) {
                 tracing::warn!(device = name, "a device that was left over is removed");
-                mend(name, "remove", || control.remove(name));
+                mend(name, "remove", || control.remove_device(name));
             }
         }
         for name in &suspended {
             if now(name).is_some_and(|device| device.suspended && device.has_targets) {
                 tracing::warn!(device = name, "a suspended device goes on");
-                mend(name, "resume", || control.resume(name));
+                mend(name, "resume", || control.resume_device(name));
             }
         }
         let volumes: BTreeSet<LvName> =
