@@ -13,7 +13,7 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use lvms_api::names::RESIZE_REQUESTED;
 use lvms_api::{LogicalVolume, Personality, Quantity};
-use lvms_cluster::slim::{Claim, ClaimCondition, PersistentVolume, Pod};
+use lvms_cluster::slim::{Claim, ClaimCondition, ClaimReference, PersistentVolume, Pod};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, is_not_found, passes};
@@ -61,10 +61,7 @@ impl Resize {
                 told.add(Key::of(claim.as_ref()));
             }
         });
-        let of = |volume: &PersistentVolume| {
-            let claim = volume.spec.claim_ref.as_ref()?;
-            Some(Key { namespace: claim.namespace.clone(), name: claim.name.clone() })
-        };
+        let of = |volume: &PersistentVolume| volume.spec.claim_ref.as_ref().map(ClaimReference::key);
         let told = Arc::clone(&work);
         stores.persistent.listen(move |_, now| {
             if let Some(key) = now.and_then(|volume| of(volume)) {
