@@ -188,6 +188,13 @@ pub struct DeviceClass {
     pub lvcreate_option_classes: Vec<OptionClass>,
 }
 
+impl DeviceClass {
+    /// Whether this name means it; none means the default one.
+    pub fn is_meant(&self, name: &str) -> bool {
+        if name.is_empty() { self.default } else { self.name == name }
+    }
+}
+
 /// What can be had of a device class with certain options.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(default)]
@@ -223,10 +230,7 @@ impl LvmNode {
 
     /// A device class, or the default one if none is named.
     pub fn class(&self, name: &str) -> Option<&DeviceClass> {
-        self.status.as_ref()?.device_classes.iter().find(|offered| match name {
-            "" => offered.default,
-            name => offered.name == name,
-        })
+        self.status.as_ref()?.device_classes.iter().find(|offered| offered.is_meant(name))
     }
 
     /// The largest volume that a device class can give, with the options of a class of options if one is named. `None`

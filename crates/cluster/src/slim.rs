@@ -47,6 +47,8 @@ use lvms_api::Quantity;
 use lvms_api::names::kubernetes::STORAGE_CLASS;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::Key;
+
 pub use nodes::{
     CsiNode, CsiNodeSpec, Event, Node, NodeDriver, NodeSpec, Pod, PodClaim, PodSpec, PodVolume, Taint,
 };
@@ -298,6 +300,13 @@ pub struct Phase {
     /// In Kubernetes' words.
     #[serde(default, deserialize_with = "or_default")]
     pub phase: String,
+}
+
+impl ClaimReference {
+    /// Which claim.
+    pub fn key(&self) -> Key {
+        Key { namespace: self.namespace.clone(), name: self.name.clone() }
+    }
 }
 
 impl PersistentVolume {

@@ -35,6 +35,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A missing entry in the CSINode is believed after so long.
 const DOUBT: Duration = Duration::from_secs(3);
 
+/// One that should be there and was never seen has come and gone unseen, if it does not come in so long.
+const UNSEEN: Duration = Duration::from_secs(30);
+
 /// After a refusal the socket is made again after so long, and later at the most after [`LONGEST`].
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
@@ -67,9 +70,13 @@ impl Plugin {
         sockets::remove(&self.socket())
     }
 
-    /// Serves for ever. `known` tells whether the driver is in the CSINode, `registered` is told whether the kubelet
-    /// has taken us.
-    pub async fn register(self, mut known: watch::Receiver<bool>, registered: Arc<watch::Sender<bool>>) {
+    /// Serves for ever. `known` tells whether the driver is in the CSINode, if that can be seen; `registered` is told
+    /// whether the kubelet has taken us.
+    pub async fn register(
+        self,
+        mut known: watch::Receiver<Option<bool>>,
+        registered: Arc<watch::Sender<bool>>,
+    ) {
         let mut pause = FIRST;
         loop {
             let (told, mut answers) = watch::channel(None);
@@ -127,28 +134,33 @@ fn path_text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Waits until we were known and are not any more, or the kubelet says so.
+/// Waits until we are not known any more, or the kubelet says so.
 async fn unknown_again(
-    known: &mut watch::Receiver<bool>,
+    known: &mut watch::Receiver<Option<bool>>,
     answers: &mut watch::Receiver<Option<Result<(), String>>>,
 ) {
     let refused = answers.wait_for(|answer| matches!(answer, Some(Err(_))));
-    let gone = async {
-        loop {
-            // Without a cluster to look at, nothing is known.
-            if known.wait_for(|known| *known).await.is_err() || known.wait_for(|known| !*known).await.is_err()
-            {
-                return std::future::pending().await;
-            }
-            // A kubelet that registers us again takes the entry out for a moment.
-            if tokio::time::timeout(DOUBT, known.wait_for(|known| *known)).await.is_err() {
-                return;
-            }
-        }
-    };
     tokio::select! {
         _ = refused => {}
-        () = gone => {}
+        () = gone(known) => {}
+    }
+}
+
+/// Waits until our entry is gone from the CSINode.
+async fn gone(known: &mut watch::Receiver<Option<bool>>) {
+    // Without a cluster to look at, nothing is known.
+    if known.wait_for(Option::is_some).await.is_err() {
+        return std::future::pending().await;
+    }
+    let mut patience = UNSEEN;
+    loop {
+        let seen = tokio::time::timeout(patience, known.wait_for(|known| *known == Some(true))).await;
+        let Ok(is_seen) = seen.map(|seen| seen.is_ok()) else { return };
+        if !is_seen || known.wait_for(|known| *known != Some(true)).await.is_err() {
+            return std::future::pending().await;
+        }
+        // A kubelet that registers us again takes the entry out for a moment.
+        patience = DOUBT;
     }
 }
 
@@ -195,22 +207,36 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_entry_that_is_gone_for_a_moment_is_not_believed_to_be_gone() {
-        let (entry, mut known) = watch::channel(true);
+        let (entry, mut known) = watch::channel(Some(true));
         let (_told, mut answers) = watch::channel(Some(Ok(())));
         let waiting = tokio::spawn(async move { unknown_again(&mut known, &mut answers).await });
-        entry.send_replace(false);
+        entry.send_replace(Some(false));
         tokio::time::sleep(Duration::from_secs(1)).await;
-        entry.send_replace(true);
+        entry.send_replace(Some(true));
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(!waiting.is_finished());
-        entry.send_replace(false);
+        entry.send_replace(Some(false));
         tokio::time::sleep(Duration::from_secs(10)).await;
         assert!(waiting.is_finished());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_entry_that_was_never_seen_is_not_missed() {
-        let (_entry, mut known) = watch::channel(false);
+    async fn an_entry_that_came_and_went_unseen_is_missed() {
+        let (entry, mut known) = watch::channel(None);
+        let (_told, mut answers) = watch::channel(Some(Ok(())));
+        let waiting = tokio::spawn(async move { unknown_again(&mut known, &mut answers).await });
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        entry.send_replace(Some(false));
+        // It may be told of later than the kubelet answers.
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(!waiting.is_finished());
+        tokio::time::sleep(UNSEEN).await;
+        assert!(waiting.is_finished());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_entries_cannot_be_seen_none_is_missed() {
+        let (_entry, mut known) = watch::channel(None);
         let (told, mut answers) = watch::channel(Some(Ok(())));
         let waiting = tokio::spawn(async move { unknown_again(&mut known, &mut answers).await });
         tokio::time::sleep(Duration::from_secs(600)).await;

@@ -83,7 +83,7 @@ impl Role {
             () = &mut stop => return Ok(()),
         }
         let listener = sockets::bind(&socket)?;
-        let known = Arc::new(watch::Sender::new(false));
+        let known = Arc::new(watch::Sender::new(None));
         let mut tasks = JoinSet::new();
         let watching = &connection.watching;
         if watched.is_none() {

@@ -86,13 +86,24 @@ async fn definition_changed(client: Client, personality: Personality) {
     }
 }
 
-/// Follows whether the kubelet of a node has written a driver into its CSINode.
-pub async fn driver_known(client: Client, driver: String, node: String, known: Arc<watch::Sender<bool>>) {
+/// Follows whether the kubelet of a node has written a driver into its CSINode; `None` until that is known.
+pub async fn driver_known(
+    client: Client,
+    driver: String,
+    node: String,
+    known: Arc<watch::Sender<Option<bool>>>,
+) {
     let store: Arc<Store<CsiNode>> = Arc::default();
+    let told = Arc::clone(&known);
     store.listen(move |_, now| {
         let there = now.is_some_and(|node| node.spec.drivers.iter().any(|present| present.name == driver));
-        known.send_if_modified(|known| std::mem::replace(known, there) != there);
+        told.send_if_modified(|known| known.replace(there) != Some(there));
     });
+    let read = async {
+        store.complete().await;
+        // Without an object nobody has told anything.
+        known.send_if_modified(|known| known.is_none() && known.replace(false).is_none());
+    };
     let config = store::config().fields(&format!("metadata.name={node}"));
-    store.follow(Api::all(client), config, Box::new(|_| true)).await;
+    tokio::join!(read, Arc::clone(&store).follow(Api::all(client), config, Box::new(|_| true)));
 }

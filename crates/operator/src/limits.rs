@@ -10,8 +10,8 @@ use lvms_cluster::store::chain;
 /// Since this minor version Kubernetes has ValidatingAdmissionPolicies.
 const POLICIES_SINCE: u32 = 30;
 
-/// What holds a node to its own objects, and the bindings of the same names.
-const POLICIES: [&str; 2] = ["lvms-node-volumes", "lvms-node-report"];
+/// What holds nodes to their own objects, and the operator to one annotation of pods; the bindings have the same names.
+const POLICIES: [&str; 3] = ["lvms-node-volumes", "lvms-node-report", "lvms-operator-pods"];
 
 /// Says what is not enforced.
 pub async fn tell(client: &Client) {
@@ -25,11 +25,12 @@ pub async fn tell(client: &Client) {
             Ok(missing) if missing.is_empty() => {}
             Ok(missing) => tracing::warn!(
                 ?missing,
-                "nothing holds a node to what is its own: apply deploy/base.yaml; until then any node's token can change \
-                 the objects of all nodes, and release LogicalVolumes for removal"
+                "policies are not in force: apply deploy/base.yaml and deploy/operator-access.yaml; until then any node's \
+                 token may change the objects of all nodes, and release LogicalVolumes for removal, and the operator's \
+                 may change pods"
             ),
             Err(error) => {
-                tracing::warn!(error = %chain(&error), "whether nodes are held to what is their own is not known");
+                tracing::warn!(error = %chain(&error), "whether policies are in force is not known");
             }
         },
         Err(error) => tracing::debug!(error = %chain(&error), "the version of Kubernetes is not known"),
@@ -72,14 +73,17 @@ mod tests {
         assert_eq!(missing(&context.client).await.unwrap(), ["lvms-node-report"]);
     }
 
-    /// Whatever grants a node's account something comes with what limits it.
+    /// Whatever grants an account something comes with what limits it, and with the right to look whether it is there.
     #[test]
-    fn the_policies_are_beside_the_role_that_they_limit() {
-        let base = include_str!("../../../deploy/base.yaml");
+    fn the_policies_are_beside_the_role_that_they_limit_and_may_be_read() {
+        let (base, operator) =
+            (include_str!("../../../deploy/base.yaml"), include_str!("../../../deploy/operator-access.yaml"));
         for name in POLICIES {
-            assert_eq!(base.matches(&format!("metadata: {{name: {name}}}")).count(), 2, "{name}");
-            assert!(base.contains(&format!("policyName: {name}")), "{name}");
+            let file = if name.starts_with("lvms-node") { base } else { operator };
+            assert_eq!(file.matches(&format!("metadata: {{name: {name}}}")).count(), 2, "{name}");
+            assert!(file.contains(&format!("policyName: {name}")), "{name}");
         }
+        assert!(operator.contains(&format!("resourceNames: [{}]", POLICIES.join(", "))));
     }
 
     #[test]

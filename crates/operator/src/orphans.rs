@@ -174,7 +174,7 @@ impl Orphans {
                     "nobody wants it any more"
                 );
                 match self.release.remove(volume).await? {
-                    Removal::Kept(Kept::Named(_)) => self.mark(volume, None).await,
+                    Removal::Kept(Kept::Named(_) | Kept::Claimed(_)) => self.mark(volume, None).await,
                     Removal::Kept(Kept::DefinitionGoes) | Removal::Released | Removal::Vanished => Ok(()),
                 }
             }

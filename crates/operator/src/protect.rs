@@ -16,6 +16,7 @@ use lvms_cluster::work::Patience;
 use lvms_cluster::write::{self, is_not_found, passes};
 use lvms_cluster::{Key, Outcome, Reference, Work, pages};
 use serde::de::DeserializeOwned;
+use tokio::sync::RwLock;
 
 use crate::Context;
 
@@ -59,6 +60,9 @@ pub(crate) const RESTORED: &str = "provisioner.storage.kubernetes.io/volumesnaps
 pub struct Protect {
     context: Arc<Context>,
     work: Arc<Work<Item>>,
+    /// Who lets a source go is alone: a claim that comes meanwhile protects it afterwards, and is not content with what is
+    /// just taken away.
+    turn: RwLock<()>,
 }
 
 impl Protect {
@@ -76,7 +80,7 @@ impl Protect {
                 told.add(Item::Claim(Key::of(claim.as_ref())));
             }
         });
-        Arc::new(Protect { context, work })
+        Arc::new(Protect { context, work, turn: RwLock::default() })
     }
 
     /// What waits.
@@ -97,6 +101,7 @@ impl Protect {
 
     /// Keeps the source of a claim's volume from going, before the copy is begun.
     pub async fn protect(&self, claim: &Claim) -> Result<(), kube::Error> {
+        let _turn = self.turn.read().await;
         match Item::of(claim) {
             None => Ok(()),
             Some(Item::Claim(ref key)) => protect::<Claim>(&self.api(key), key, CLONED).await,
@@ -105,6 +110,7 @@ impl Protect {
     }
 
     async fn look(&self, item: &Item) -> Outcome {
+        let turn = self.turn.write().await;
         let waiting = self
             .context
             .stores
@@ -117,6 +123,7 @@ impl Protect {
             Item::Claim(key) => self.unprotect_claim(key).await,
             Item::Snapshot(key) => self.unprotect_snapshot(key).await,
         };
+        drop(turn);
         match done {
             Ok(()) => Outcome::Done,
             Err(error) => match passes(&error) {
@@ -237,6 +244,9 @@ mod tests {
     use super::*;
     use crate::scripted;
     use serde_json::json;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::sync::mpsc;
 
     #[test]
     fn what_another_driver_protects_stays_protected() {
@@ -275,6 +285,47 @@ mod tests {
             let changed = scripted::but_events(&asked).iter().any(|asked| asked.starts_with("PATCH"));
             assert_eq!(changed, is_let_go, "{content:?}");
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn a_source_that_is_let_go_while_another_copy_is_begun_is_protected_again() {
+        let is_protected = Arc::new(AtomicBool::new(true));
+        let (reached, mut let_go) = mpsc::unbounded_channel();
+        let (begun, is_begun) = std::sync::mpsc::channel::<()>();
+        let (is_begun, now) = (Mutex::new(is_begun), Arc::clone(&is_protected));
+        let (context, _) = scripted::context(move |request| {
+            if request.contains("/persistentvolumes/") {
+                // Nobody is known to wait, and the finalizer is still there.
+                reached.send(()).unwrap();
+                let _ = is_begun.lock().unwrap().recv_timeout(Duration::from_secs(1));
+                return (404, json!({"code": 404, "reason": "NotFound", "details": {"name": "pvc-1"}}));
+            }
+            let before = now.load(Ordering::SeqCst);
+            if request.starts_with("PATCH") {
+                now.store(!before, Ordering::SeqCst);
+            }
+            let finalizers = if before { vec![CLONED] } else { vec![] };
+            let metadata = json!({"namespace": "ns", "name": "data", "uid": "u", "finalizers": finalizers});
+            (200, json!({"metadata": metadata, "spec": {"volumeName": "pvc-1"}}))
+        })
+        .await;
+        let protect = Protect::new(Arc::clone(&context));
+        let looking = {
+            let protect = Arc::clone(&protect);
+            let source = Item::Claim(Key { namespace: "ns".to_owned(), name: "data".to_owned() });
+            tokio::spawn(async move { protect.look(&source).await })
+        };
+        let_go.recv().await.unwrap();
+        let copy = json!({
+            "metadata": {"namespace": "ns", "name": "copy", "uid": "c"},
+            "spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "data"}},
+        });
+        let copy: Claim = serde_json::from_value(copy).unwrap();
+        context.stores.claims.answered(copy.clone());
+        protect.protect(&copy).await.unwrap();
+        let _ = begun.send(());
+        assert_eq!(looking.await.unwrap(), Outcome::Done);
+        assert!(is_protected.load(Ordering::SeqCst));
     }
 
     #[tokio::test]

@@ -17,7 +17,7 @@ use lvms_cluster::{Outcome, Reference, Work};
 
 use crate::Context;
 use crate::leftovers::Departure;
-use crate::release::{Release, Removal, Removed, is_given_up};
+use crate::release::{Release, Removal, Removed, claimed, is_given_up};
 use crate::restore;
 
 /// What cannot be deleted now is tried again after a second, and later at the most after thirty.
@@ -129,6 +129,12 @@ impl Reclaim {
             if decide(&now, self.context.personality) != Act::Delete {
                 return Ok(Outcome::Done);
             }
+            if let Some(claim) = &now.spec.claim_ref
+                && let Some(claimed) = claimed(&self.context, now.name(), &claim.key()).await?
+            {
+                self.fail(&now, claimed.to_string());
+                return Ok(Outcome::Failed);
+            }
             if let Some(wanted) = self.left_behind(&now).await? {
                 return match restore::put_back(&self.context, Reference::to(&now, &()), &wanted).await? {
                     Created::Now(logical) => self.remove(&now, &logical).await,
@@ -154,7 +160,7 @@ impl Reclaim {
         volume: &PersistentVolume,
         logical: &LogicalVolume,
     ) -> Result<Outcome, kube::Error> {
-        let claim = volume.spec.claim_ref.as_ref().map(|of| format!("{}/{}", of.namespace, of.name));
+        let claim = volume.spec.claim_ref.as_ref().map(|of| of.key().to_string());
         tracing::info!(volume = volume.name(), claim, node = logical.spec.node_name, "is to be deleted");
         match self.release.remove(logical).await? {
             Removal::Released => {
@@ -261,17 +267,25 @@ mod tests {
     async fn reclaim(
         answer: impl Fn(&str) -> (u16, Value) + Send + Sync + 'static,
     ) -> (Reclaim, Arc<Mutex<Vec<String>>>) {
+        reclaim_one(released(), answer).await
+    }
+
+    async fn reclaim_one(
+        volume: Value,
+        answer: impl Fn(&str) -> (u16, Value) + Send + Sync + 'static,
+    ) -> (Reclaim, Arc<Mutex<Vec<String>>>) {
+        let now = volume.clone();
         let (context, asked) = scripted::context(move |request| match request {
             _ if request.contains("customresourcedefinitions") => (200, json!({"metadata": {"name": "x"}})),
             _ if request.contains("persistentvolumes?") => {
-                (200, json!({"metadata": {}, "items": [released()]}))
+                (200, json!({"metadata": {}, "items": [volume.clone()]}))
             }
-            _ if request.contains("persistentvolumes") => (200, released()),
-            _ if request.contains("logicalvolumes") => answer(request),
+            _ if request.contains("persistentvolumes") => (200, volume.clone()),
+            _ if request.contains("logicalvolumes") || request.contains("/data") => answer(request),
             _ => (404, json!({"code": 404})),
         })
         .await;
-        context.stores.persistent.answered(serde_json::from_value(released()).unwrap());
+        context.stores.persistent.answered(serde_json::from_value(now).unwrap());
         let release = Release::new(Arc::clone(&context));
         (Reclaim::new(context, release, Departure::Keep), asked)
     }
@@ -308,6 +322,41 @@ mod tests {
         let verbs: Vec<String> =
             asked.lock().unwrap().iter().map(|request| request[..6].to_owned()).collect();
         assert_eq!(verbs, ["PATCH ", "DELETE"]);
+    }
+
+    #[tokio::test]
+    async fn what_a_claim_still_names_stays_and_so_does_its_lv() {
+        let claim = || {
+            let metadata = json!({"namespace": "ns", "name": "data", "uid": "todays"});
+            json!({"metadata": metadata, "spec": {"volumeName": "pvc-1"}})
+        };
+        for is_missing in [false, true] {
+            let mut restored = released();
+            restored["spec"]["claimRef"] = json!({"namespace": "ns", "name": "data", "uid": "former"});
+            restored["spec"]["capacity"] = json!({"storage": "1Gi"});
+            restored["spec"]["nodeAffinity"] = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
+                {"key": "topology.topolvm.io/node", "operator": "In", "values": ["n1"]},
+            ]}]}});
+            let (reclaim, asked) = reclaim_one(restored, move |request| match request {
+                _ if request.contains("/data") => (200, claim()),
+                _ if is_missing && request.contains("logicalvolumes?") => {
+                    (200, json!({"metadata": {}, "items": []}))
+                }
+                _ if is_missing => {
+                    (404, json!({"code": 404, "reason": "NotFound", "details": {"name": "x"}}))
+                }
+                _ => (200, logical(false)),
+            })
+            .await;
+            if !is_missing {
+                reclaim.context.stores.volumes.answered(serde_json::from_value(logical(false)).unwrap());
+            }
+            assert_eq!(reclaim.look(&"pvc-1".to_owned()).await, Outcome::Failed);
+            let told = scripted::told(&asked, "VolumeFailedDelete").await;
+            assert!(told.contains("claim ns/data") && told.contains("todays"), "{told}");
+            let asked = scripted::but_events(&asked);
+            assert!(asked.iter().all(|request| request.starts_with("GET")), "{asked:?}");
+        }
     }
 
     fn decided(phase: &str, policy: &str, marked: bool, deleted: bool) -> Act {

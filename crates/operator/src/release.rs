@@ -15,11 +15,11 @@ use kube::core::PartialObjectMeta;
 use kube::{Api, Resource, ResourceExt};
 use lvms_api::LogicalVolume;
 use lvms_api::names::{CLAIM, RELEASED};
-use lvms_cluster::slim::{PersistentVolume, SnapshotContent};
+use lvms_cluster::slim::{Claim, PersistentVolume, SnapshotContent};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::Patience;
 use lvms_cluster::write::{self, is_not_found, passes};
-use lvms_cluster::{Outcome, Reference, Work, pages};
+use lvms_cluster::{Key, Outcome, Reference, Work, pages};
 use serde_json::json;
 
 use crate::Context;
@@ -41,6 +41,28 @@ pub enum Kept {
     DefinitionGoes,
     /// A PersistentVolume or a VolumeSnapshotContent names it.
     Named(String),
+    /// A claim names its PersistentVolume, which was released from another one.
+    Claimed(Claimed),
+}
+
+/// A claim and a PersistentVolume that name each other, but for the claim's uid: Kubernetes counts a volume as released
+/// that is restored from a backup with the uid that its claim had then.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claimed {
+    persistent: String,
+    claim: Key,
+    uid: String,
+}
+
+impl std::fmt::Display for Claimed {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Claimed { persistent, claim, uid } = self;
+        write!(
+            out,
+            "claim {claim} names PersistentVolume {persistent}, whose spec.claimRef.uid is that of a claim which is gone: its \
+             data is kept; write this claim's uid there, {uid}, and they are bound again, or delete the claim"
+        )
+    }
 }
 
 impl std::fmt::Display for Kept {
@@ -52,6 +74,7 @@ impl std::fmt::Display for Kept {
             Kept::Named(name) => {
                 write!(out, "{name} names this volume and is not released for deletion: its data is kept")
             }
+            Kept::Claimed(claimed) => claimed.fmt(out),
         }
     }
 }
@@ -88,6 +111,8 @@ struct Answer {
     definition_goes: bool,
     /// Those that must be kept, with the name of what names them.
     named: BTreeMap<String, String>,
+    /// Those that PersistentVolumes have given up, with their names and the claims that they were bound to.
+    given_up: BTreeMap<String, (String, Key)>,
 }
 
 /// Decides what may go.
@@ -228,7 +253,11 @@ impl Release {
         if answer.definition_goes {
             return Ok(Some(Kept::DefinitionGoes));
         }
-        Ok(answer.named.get(handle).cloned().map(Kept::Named))
+        if let Some(named) = answer.named.get(handle) {
+            return Ok(Some(Kept::Named(named.clone())));
+        }
+        let Some((persistent, claim)) = answer.given_up.get(handle) else { return Ok(None) };
+        Ok(claimed(&self.context, persistent, claim).await?.map(Kept::Claimed))
     }
 
     async fn look_at_contents(&self, named: &mut BTreeMap<String, String>) -> Result<(), kube::Error> {
@@ -257,18 +286,20 @@ impl Release {
         let name = format!("{}.{}", LogicalVolume::plural(&personality), personality.driver());
         let definition = definitions.get(&name).await?;
         let api: Api<PersistentVolume> = Api::all(self.context.client.clone());
-        let mut named = BTreeMap::new();
+        let (mut named, mut given_up) = (BTreeMap::new(), BTreeMap::new());
         let look = |volume: PersistentVolume| {
-            if let Some(handle) = volume.handle(personality.driver())
-                && !is_given_up(&volume)
-            {
-                named.insert(handle.to_owned(), format!("PersistentVolume {}", volume.name()));
+            if let Some(handle) = volume.handle(personality.driver()) {
+                if !is_given_up(&volume) {
+                    named.insert(handle.to_owned(), format!("PersistentVolume {}", volume.name()));
+                } else if let Some(claim) = &volume.spec.claim_ref {
+                    given_up.insert(handle.to_owned(), (volume.name().to_owned(), claim.key()));
+                }
             }
             ControlFlow::<()>::Continue(())
         };
         pages::each(&api, ListParams::default(), look).await?;
         self.look_at_contents(&mut named).await?;
-        Ok(Answer { definition_goes: definition.metadata.deletion_timestamp.is_some(), named })
+        Ok(Answer { definition_goes: definition.metadata.deletion_timestamp.is_some(), named, given_up })
     }
 }
 
@@ -277,6 +308,22 @@ fn age_of_deletion(volume: &LogicalVolume) -> Duration {
     let deleted = volume.metadata.deletion_timestamp.as_ref().map(|time| time.0);
     let age = deleted.map(|deleted| jiff::Timestamp::now().duration_since(deleted));
     age.and_then(|age| Duration::try_from(age).ok()).unwrap_or(NODES_TURN)
+}
+
+/// The claim that names a PersistentVolume though that was released from one, says the API itself. One that was only
+/// made again under the name of a deleted one names no volume, or another.
+pub(crate) async fn claimed(
+    context: &Context,
+    persistent: &str,
+    claim: &Key,
+) -> Result<Option<Claimed>, kube::Error> {
+    let claims: Api<Claim> = Api::namespaced(context.client.clone(), &claim.namespace);
+    let found = claims.get_opt(&claim.name).await?.filter(|found| found.spec.volume_name == persistent);
+    Ok(found.map(|found| Claimed {
+        persistent: persistent.to_owned(),
+        claim: claim.clone(),
+        uid: found.uid().to_owned(),
+    }))
 }
 
 /// Whether a PersistentVolume has given its data up.
@@ -350,6 +397,58 @@ mod tests {
             assert_eq!(written, released, "{outcome:?}");
             if !released {
                 assert!(scripted::told(&asked, "Retained").await.contains("VolumeSnapshotContent content"));
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_claim_still_names_is_kept_though_its_persistentvolume_was_released_from_another() {
+        let deleted = |annotations: serde_json::Value| {
+            json!({
+                "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
+                "metadata": {
+                    "name": "pvc-1", "uid": "lv-1", "deletionTimestamp": "2026-01-01T00:00:00Z",
+                    "annotations": annotations,
+                },
+                "status": {"volumeID": "lv-1"},
+            })
+        };
+        for (names, is_kept) in [(Some("pvc-1"), true), (Some("pvc-2"), false), (None, false)] {
+            let persistent = json!({
+                "metadata": {"name": "pvc-1"},
+                "spec": {
+                    "csi": {"driver": "topolvm.io", "volumeHandle": "lv-1"}, "persistentVolumeReclaimPolicy": "Delete",
+                    "claimRef": {"namespace": "ns", "name": "data", "uid": "former"},
+                },
+                "status": {"phase": "Released"},
+            });
+            let claim = names.map(|volume| {
+                let metadata = json!({"namespace": "ns", "name": "data", "uid": "todays"});
+                json!({"metadata": metadata, "spec": {"volumeName": volume}})
+            });
+            let (context, asked) = scripted::context(move |request| match request {
+                _ if request.starts_with("PATCH") => (200, deleted(json!({ RELEASED: "lv-1" }))),
+                _ if request.contains("customresourcedefinitions/") => {
+                    (200, json!({"metadata": {"name": "x"}}))
+                }
+                _ if request.contains("/persistentvolumes?") => {
+                    (200, json!({"metadata": {}, "items": [persistent]}))
+                }
+                _ if request.contains("/namespaces/ns/persistentvolumeclaims/data") => {
+                    let gone = json!({"code": 404, "reason": "NotFound", "details": {"name": "data"}});
+                    claim.clone().map_or((404, gone), |claim| (200, claim))
+                }
+                _ => (200, json!({"metadata": {}, "items": []})),
+            })
+            .await;
+            let release = Release::new(Arc::clone(&context));
+            context.stores.volumes.answered(serde_json::from_value(deleted(json!({}))).unwrap());
+            release.look("pvc-1").await;
+            let released = asked.lock().unwrap().iter().any(|request| request.starts_with("PATCH"));
+            assert_eq!(released, !is_kept, "{names:?}");
+            if is_kept {
+                let told = scripted::told(&asked, "Retained").await;
+                assert!(told.contains("claim ns/data") && told.contains("todays"), "{told}");
             }
         }
     }

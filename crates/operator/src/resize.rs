@@ -13,7 +13,7 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use lvms_api::names::RESIZE_REQUESTED;
 use lvms_api::{LogicalVolume, Personality, Quantity};
-use lvms_cluster::slim::{Claim, ClaimCondition, PersistentVolume, Pod};
+use lvms_cluster::slim::{Claim, ClaimCondition, ClaimReference, PersistentVolume, Pod};
 use lvms_cluster::store::chain;
 use lvms_cluster::work::{Looks, Patience};
 use lvms_cluster::write::{self, is_not_found, passes};
@@ -42,8 +42,8 @@ const NOTHING_ON_NODE: &str = "volume.kubernetes.io/node-expansion-not-required"
 pub struct Resize {
     context: Arc<Context>,
     work: Arc<Work<Key>>,
-    /// Sizes that claims were refused, and until when they are not tried again.
-    refused: Mutex<BTreeMap<Key, (u64, Instant)>>,
+    /// Sizes that claims were refused, by their uids, and until when they are not tried again.
+    refused: Mutex<BTreeMap<String, (u64, Instant)>>,
     /// Whether the API does not keep how far growth is.
     forgets: AtomicBool,
 }
@@ -61,10 +61,7 @@ impl Resize {
                 told.add(Key::of(claim.as_ref()));
             }
         });
-        let of = |volume: &PersistentVolume| {
-            let claim = volume.spec.claim_ref.as_ref()?;
-            Some(Key { namespace: claim.namespace.clone(), name: claim.name.clone() })
-        };
+        let of = |volume: &PersistentVolume| volume.spec.claim_ref.as_ref().map(ClaimReference::key);
         let told = Arc::clone(&work);
         stores.persistent.listen(move |_, now| {
             if let Some(key) = now.and_then(|volume| of(volume)) {
@@ -111,6 +108,10 @@ impl Resize {
         let Some(volume) = persistent.handle(driver).and_then(|handle| stores.by_handle(handle)) else {
             return Ok(Outcome::Done);
         };
+        if claim.spec.volume_attributes_class_name.as_deref().is_some_and(|name| !name.is_empty()) {
+            let problem = "spec.volumeAttributesClassName: a volume has no attributes that could be changed: it stays as it is";
+            self.context.events.warn(Reference::to(claim.as_ref(), &()), "VolumeModifyFailed", problem);
+        }
         let is_kept = !self.forgets.load(Ordering::Relaxed);
         let act = decide(&View { claim: &claim, persistent: &persistent, volume: &volume, is_kept });
         tracing::debug!(claim = %key, ?act, "looked at");
@@ -123,7 +124,8 @@ impl Resize {
                 Ok(Outcome::Done)
             }
             Act::Begin(size) => {
-                let refused = lock(&self.refused).get(key).copied().filter(|(refused, _)| *refused == size);
+                let refused = lock(&self.refused).get(claim.uid()).copied();
+                let refused = refused.filter(|(refused, _)| *refused == size);
                 if let Some((_, until)) = refused
                     && until > Instant::now()
                 {
@@ -174,7 +176,7 @@ impl Resize {
                 change["status"]["capacity"] = json!({ "storage": Quantity::of(size) });
                 change["metadata"]["annotations"] = json!({ NOTHING_ON_NODE: "true" });
                 self.write(&claim, change, true).await?;
-                lock(&self.refused).remove(key);
+                lock(&self.refused).remove(claim.uid());
                 let about = Reference::to(claim.as_ref(), &());
                 self.context.events.normal(about, "VolumeResizeSuccessful", "Resize volume succeeded");
                 Ok(Outcome::Done)
@@ -201,7 +203,7 @@ impl Resize {
                 if infeasible {
                     let mut refused = lock(&self.refused);
                     refused.retain(|_, (_, until)| *until > Instant::now());
-                    refused.insert(key.clone(), (size, Instant::now() + INFEASIBLE));
+                    refused.insert(claim.uid().to_owned(), (size, Instant::now() + INFEASIBLE));
                     return Ok(Outcome::After(INFEASIBLE));
                 }
                 Ok(Outcome::Failed)
@@ -347,5 +349,63 @@ mod tests {
         let claim: Claim = serde_json::from_value(claim).unwrap();
         Resize::new(Arc::clone(&context)).nudge(&claim).await.unwrap();
         assert_eq!(asked.lock().unwrap().len(), 2);
+    }
+
+    /// Looks at a claim whose volume is as it was made.
+    async fn look_at(claim: Value, resize: &Resize) -> Outcome {
+        let uid = claim["metadata"]["uid"].clone();
+        let persistent = json!({
+            "metadata": {"name": "pvc-1"},
+            "spec": {
+                "csi": {"driver": "topolvm.io", "volumeHandle": "lv-1"}, "capacity": {"storage": "1Gi"},
+                "claimRef": {"namespace": "ns", "name": "data", "uid": uid},
+            },
+        });
+        let volume = json!({
+            "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume", "metadata": {"name": "pvc-1", "uid": "lv-1"},
+            "spec": {"name": "pvc-1", "nodeName": "n1", "size": "2Gi"},
+            "status": {"volumeID": "lv-1", "currentSize": "1Gi"},
+        });
+        let stores = &resize.context.stores;
+        stores.claims.answered(serde_json::from_value(claim).unwrap());
+        stores.persistent.answered(serde_json::from_value(persistent).unwrap());
+        stores.volumes.answered(serde_json::from_value(volume).unwrap());
+        let key = Key { namespace: "ns".to_owned(), name: "data".to_owned() };
+        resize.act(&key).await.unwrap()
+    }
+
+    /// One that asks for more.
+    fn claim(uid: &str) -> Value {
+        json!({
+            "metadata": {"namespace": "ns", "name": "data", "uid": uid},
+            "spec": {"volumeName": "pvc-1", "resources": {"requests": {"storage": "2Gi"}}},
+            "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}},
+        })
+    }
+
+    #[tokio::test]
+    async fn what_a_claim_was_refused_is_not_refused_to_the_next_one_with_its_name() {
+        let (context, asked) = scripted::context(|_| (200, claim("next"))).await;
+        let resize = Resize::new(context);
+        lock(&resize.refused).insert("former".to_owned(), (2 << 30, Instant::now() + INFEASIBLE));
+        assert!(matches!(look_at(claim("former"), &resize).await, Outcome::After(_)));
+        assert_eq!(scripted::but_events(&asked), [""; 0]);
+        assert!(
+            !matches!(look_at(claim("next"), &resize).await, Outcome::After(left) if left > INFEASIBLE / 2)
+        );
+        let asked = scripted::but_events(&asked);
+        assert!(asked.iter().any(|asked| asked.starts_with("PATCH")), "{asked:?}");
+    }
+
+    #[tokio::test]
+    async fn a_bound_claim_that_names_a_class_of_attributes_is_told_that_there_are_none() {
+        let (context, asked) = scripted::context(|_| (200, json!({}))).await;
+        let mut named = claim("u");
+        named["spec"]["volumeAttributesClassName"] = json!("gold");
+        named["spec"]["resources"]["requests"]["storage"] = json!("1Gi");
+        let resize = Resize::new(context);
+        assert_eq!(look_at(named, &resize).await, Outcome::Done);
+        let told = scripted::told(&asked, "VolumeModifyFailed").await;
+        assert!(told.contains("spec.volumeAttributesClassName"), "{told}");
     }
 }

@@ -25,6 +25,10 @@ pub struct Finding {
 pub enum Trouble {
     /// It is a snapshot of a thick volume, the one of this name.
     ThickSnapshot(String),
+    /// It is a snapshot of the volume of this name, and whether that is thick is not known.
+    PerhapsThickSnapshot(String),
+    /// Its node does not offer its device class any more.
+    NoClass(String),
     /// It is a copy that is not finished.
     Copying,
     /// It was deleted, and is kept because something names it.
@@ -41,6 +45,20 @@ impl fmt::Display for Trouble {
                 "a snapshot of the thick volume {source}: TopoLVM cannot restore it, and removes it with {source}; restore \
                  it to a claim and delete the VolumeSnapshot"
             ),
+            Trouble::PerhapsThickSnapshot(source) => write!(
+                out,
+                "a snapshot of {source}, whose device class was the default when it was made: if lvs shows no pool for it, \
+                 TopoLVM cannot restore it, and removes it with {source}; restore it to a claim and delete the \
+                 VolumeSnapshot"
+            ),
+            Trouble::NoClass(class) => {
+                let class = if class.is_empty() { "default".to_owned() } else { format!("{class:?}") };
+                write!(
+                    out,
+                    "its node has no device class {class} any more: TopoLVM would not find its logical volume, and could \
+                     neither mount nor remove it; add the class to lvmd.yaml again"
+                )
+            }
             Trouble::Copying => out.write_str(
                 "a copy that is not finished: TopoLVM would leave it empty or refuse it; wait until its claim is bound, or \
                  delete the claim",
@@ -74,19 +92,34 @@ pub async fn look(
 /// What stands in the way, by name.
 fn findings(volumes: &[LogicalVolume], nodes: &[LvmNode]) -> Vec<Finding> {
     let nodes: BTreeMap<&str, &LvmNode> = nodes.iter().map(|node| (node.name(), node)).collect();
-    let is_thin = |volume: &LogicalVolume| {
-        let class = nodes.get(volume.spec.node_name.as_str());
-        class
-            .and_then(|node| node.class(&volume.spec.device_class))
-            .is_some_and(|class| !class.thin_pool.is_empty())
+    let status = |volume: &LogicalVolume| nodes.get(volume.spec.node_name.as_str())?.status.as_ref();
+    let has_class = |volume: &LogicalVolume| {
+        let name = volume.spec.device_class.as_str();
+        status(volume).is_none_or(|told| told.device_classes.iter().any(|class| class.is_meant(name)))
+    };
+    let thick_snapshot = |volume: &LogicalVolume| {
+        let (name, source) = (&volume.spec.device_class, volume.spec.source.clone());
+        let classes = status(volume).into_iter().flat_map(|told| &told.device_classes);
+        // The default may have been another one when it was made.
+        let possible = classes.filter(|class| name.is_empty() || class.name == *name);
+        let (thin, thick): (Vec<_>, Vec<_>) = possible.partition(|class| !class.thin_pool.is_empty());
+        match (thin.is_empty(), thick.is_empty()) {
+            (false, true) => None,
+            (false, false) => Some(Trouble::PerhapsThickSnapshot(source)),
+            (true, _) => Some(Trouble::ThickSnapshot(source)),
+        }
     };
     let trouble = |volume: &LogicalVolume| {
         // Its node keeps what was used after somebody had said that it was not, though it is released.
         let is_kept = !volume.is_released() || volume.is_unused();
         if volume.is_deleted() && is_kept && volume.volume_id().is_some() {
             Some(Trouble::Kept)
-        } else if volume.is_snapshot() && !is_thin(volume) {
-            Some(Trouble::ThickSnapshot(volume.spec.source.clone()))
+        } else if volume.volume_id().is_some() && !has_class(volume) {
+            Some(Trouble::NoClass(volume.spec.device_class.clone()))
+        } else if volume.is_snapshot()
+            && let Some(trouble) = thick_snapshot(volume)
+        {
+            Some(trouble)
         } else if volume.spec.access_type == READ_WRITE && volume.volume_id().is_none() {
             Some(Trouble::Copying)
         } else {
@@ -142,10 +175,39 @@ mod tests {
             volume("plain", "thick", &json!({}), &made("plain")),
             volume("new", "thick", &json!({}), &Value::Null),
             volume("thin-snapshot", "thin", &thin, &made("thin-snapshot")),
-            volume("default-snapshot", "", &thin, &made("default-snapshot")),
             volume("copied", "thick", &copied, &made("copied")),
         ];
         assert_eq!(findings(&volumes, &[node()]), []);
+    }
+
+    #[test]
+    fn what_names_no_class_may_have_been_made_for_a_former_default() {
+        let snapshot =
+            volume("s", "", &json!({"source": "a", "accessType": "ro"}), &json!({"volumeID": "s"}));
+        let found = findings(std::slice::from_ref(&snapshot), &[node()]);
+        assert_eq!(found[0].trouble, Trouble::PerhapsThickSnapshot("a".into()));
+        let mut thin_alone = node();
+        thin_alone.status.as_mut().unwrap().device_classes.retain(|class| class.name == "thin");
+        assert_eq!(findings(&[snapshot], &[thin_alone]), []);
+    }
+
+    #[test]
+    fn what_has_no_class_on_its_node_any_more_is_listed() {
+        let made = |id: &str| json!({"volumeID": id, "currentSize": "1Gi"});
+        let mut without_default = node();
+        let classes = &mut without_default.status.as_mut().unwrap().device_classes;
+        classes.iter_mut().for_each(|class| class.default = false);
+        let volumes = [
+            volume("a-gone", "gone", &json!({}), &made("a-gone")),
+            volume("b-default", "", &json!({}), &made("b-default")),
+            volume("c-refused", "gone", &json!({}), &json!({"code": 3, "message": "no such class"})),
+        ];
+        let found: Vec<_> =
+            findings(&volumes, &[without_default]).into_iter().map(|one| one.trouble).collect();
+        assert_eq!(found, [Trouble::NoClass("gone".into()), Trouble::NoClass(String::new())]);
+        assert!(found[0].to_string().contains("device class \"gone\""), "{}", found[0]);
+        // Nobody has told what there is.
+        assert_eq!(findings(&volumes, &[]), []);
     }
 
     #[test]
@@ -179,13 +241,15 @@ mod tests {
         used.metadata.annotations =
             Some(says.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect());
         assert!(used.is_released() && used.is_unused());
+        let mut elsewhere = volume("d-unknown", "thin", &snapshot, &made);
+        elsewhere.spec.node_name = "n2".to_owned();
         let volumes = [
             kept,
             used,
             volume("b-copying", "thin", &json!({"source": "a", "accessType": "rw"}), &Value::Null),
             volume("a-snapshot", "thick", &snapshot, &made),
             // Nobody knows what the class is: it may be thick.
-            volume("d-unknown", "other", &snapshot, &made),
+            elsewhere,
         ];
         let found: Vec<_> =
             findings(&volumes, &[node()]).into_iter().map(|found| (found.volume, found.trouble)).collect();

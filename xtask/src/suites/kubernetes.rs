@@ -169,8 +169,23 @@ fn the_driver_takes_the_place_of_a_predecessor_at_the_kubelet(cluster: &Cluster)
     node.guest
         .script("[ ! -e /var/lib/kubelet/plugins_registry/topolvm.io-reg.sock ]; pkill -x registrar")
         .run()?;
-    // The end of the predecessor, which removes its socket, is nothing to us.
+    // One that comes beside us is refused and goes, which is nothing to us. That a second one is refused, too, shows that
+    // the kubelet has seen the first one go, and still knows us.
+    let before = times_registered(cluster, &pod)?;
+    node.guest
+        .script(
+            "while pgrep -x registrar; do sleep 0.1; done
+             socket=/var/lib/kubelet/plugins/topolvm.io/node/csi-topolvm.sock
+             for turn in 1 2; do
+                 ! /opt/lab/bin/registrar --csi-address=$socket --kubelet-registration-path=$socket \
+                    --plugin-registration-path=/var/lib/kubelet/plugins_registry </dev/null >/run/beside.log 2>&1
+                 grep -q 'the kubelet refuses' /run/beside.log
+             done",
+        )
+        .limit(PATIENCE)
+        .run()?;
     ensure!(deployed::is_registered(cluster, &node.name)?, "the driver is not registered any more");
+    ensure!(times_registered(cluster, &pod)? == before, "the driver had to be registered again");
     Ok(())
 }
 

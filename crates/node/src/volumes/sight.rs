@@ -3,6 +3,7 @@
 use lvms_api::LogicalVolume;
 use lvms_api::names::ADOPTS;
 use lvms_host::desired::Desired;
+use lvms_host::lvm::inventory::Inventory;
 use lvms_host::names::VgName;
 use lvms_host::plan::volume::{has_leftover, is_half_made};
 
@@ -44,10 +45,7 @@ impl Volumes {
                 return Lv::Absent;
             }
         }
-        match unknown(&desired, &inventory, "volumeID", id) {
-            Some(error) => Lv::Unknown(error.message),
-            None => Lv::Absent,
-        }
+        missing(object, &desired, &inventory)
     }
 
     /// That something is missing is believed only after LVM was asked again.
@@ -76,6 +74,24 @@ impl Volumes {
     }
 }
 
+/// How an LV is that is in no group of a class. One that was made is only known to be gone as long as there is its class:
+/// without it, nobody asks whether the group that it was in is there.
+fn missing(object: &LogicalVolume, desired: &Desired, inventory: &Inventory) -> Lv {
+    let id = object.lv();
+    if let Some(error) = unknown(desired, inventory, "volumeID", id) {
+        return Lv::Unknown(error.message);
+    }
+    let class = &object.spec.device_class;
+    if object.volume_id().is_some() && !class.is_empty() && desired.class(class).is_none() {
+        return Lv::Unknown(format!(
+            "device class {class:?} is not in lvmd.yaml any more, and no other one has the logical volume {id}: whether it \
+             exists is not known; add the class again, or, if its volume group is gone for good, delete this object and \
+             take its finalizer away"
+        ));
+    }
+    Lv::Absent
+}
+
 /// Whether somebody may know its LV.
 pub(super) fn is_told(object: &LogicalVolume) -> bool {
     object.volume_id().is_some() || object.annotation(ADOPTS).is_some()
@@ -97,16 +113,37 @@ mod tests {
 
     use super::*;
 
+    fn object(class: &str, id: Option<&str>) -> LogicalVolume {
+        let spec = Spec { device_class: class.to_owned(), ..Spec::default() };
+        let mut object = LogicalVolume::new(Personality::Topolvm, spec);
+        object.status = id.map(|id| Status { volume_id: id.to_owned(), ..Status::default() });
+        object
+    }
+
+    #[test]
+    fn what_was_made_for_a_class_that_is_not_configured_any_more_is_not_known_to_be_gone() {
+        let desired = lvms_host::desired::lvmd::read("device-classes: [{name: a, volume-group: vg}]");
+        let desired = desired.unwrap().desired;
+        let group = lvms_host::simulated::group(&[10]);
+        let inventory = Inventory { groups: [(group.name.clone(), std::sync::Arc::new(group))].into() };
+        for (class, id, is_known) in [
+            ("a", Some("id"), true),
+            ("", Some("id"), true),
+            ("gone", None, true),
+            ("gone", Some("id"), false),
+        ] {
+            let lv = missing(&object(class, id), &desired, &inventory);
+            assert_eq!(lv == Lv::Absent, is_known, "{class:?} {id:?}: {lv:?}");
+            let says =
+                matches!(&lv, Lv::Unknown(why) if why.contains("\"gone\"") && why.contains("add the class"));
+            assert!(is_known || says, "{lv:?}");
+        }
+    }
+
     #[test]
     fn what_nobody_was_told_of_is_looked_for_in_the_group_of_its_class_alone() {
         let text = "device-classes: [{name: a, volume-group: a}, {name: b, volume-group: b, default: true}]";
         let desired = lvms_host::desired::lvmd::read(text).unwrap().desired;
-        let object = |class: &str, id: Option<&str>| {
-            let spec = Spec { device_class: class.to_owned(), ..Spec::default() };
-            let mut object = LogicalVolume::new(Personality::Topolvm, spec);
-            object.status = id.map(|id| Status { volume_id: id.to_owned(), ..Status::default() });
-            object
-        };
         for (class, id, expected) in [
             ("a", None, vec!["a"]),
             ("b", None, vec!["b"]),

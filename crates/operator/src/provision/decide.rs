@@ -173,7 +173,9 @@ fn made(view: &View<'_>, volume: &LogicalVolume) -> Act {
         }
         (None, _) if status.code != 0 => Act::Discard(status.message),
         (None, _) => Act::Await,
-        _ => Act::Nothing,
+        // Its LV was made, and is lost.
+        (Some(_), _) if status.code != 0 && is_wanted => Act::Refuse(status.message),
+        (Some(_), _) => Act::Nothing,
     }
 }
 
@@ -297,7 +299,7 @@ mod tests {
     use super::*;
     use crate::stores::Stores;
     use lvms_api::LvmNode;
-    use lvms_api::logical_volume::Status;
+    use lvms_api::logical_volume::{LOST, Status};
     use lvms_api::lvm_node::{self, DeviceClass};
     use lvms_cluster::slim::Node;
     use serde_json::json;
@@ -488,6 +490,15 @@ mod tests {
         let mut anywhere = scene().with_volume(refused(8));
         anywhere.claim["metadata"]["annotations"].as_object_mut().unwrap().remove(SELECTED_NODE);
         assert_eq!(anywhere.decide(), Act::Discard("why".into()));
+    }
+
+    #[test]
+    fn what_its_node_has_made_and_lost_is_not_published_and_says_why() {
+        let lost = Status { code: LOST, message: "Lost: why".into(), ..ready() };
+        let mut scene = scene().with_volume(lost);
+        assert_eq!(scene.refusal(), "Lost: why");
+        scene.claim["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert_eq!(scene.decide(), Act::Nothing);
     }
 
     #[test]

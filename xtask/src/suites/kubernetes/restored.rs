@@ -1,6 +1,6 @@
 //! What was lost and comes back: a node that is reinstalled, and objects from an old backup. No byte is lost with them.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 
 use super::LVMS;
@@ -20,6 +20,10 @@ pub(super) const CASES: &[Case] = &[
     Case::One(
         "no_byte_is_lost_when_objects_are_restored_from_an_old_backup",
         no_byte_is_lost_when_objects_are_restored_from_an_old_backup,
+    ),
+    Case::One(
+        "no_byte_is_lost_when_a_volume_is_restored_with_the_uid_of_a_claim_that_is_gone",
+        no_byte_is_lost_when_a_volume_is_restored_with_the_uid_of_a_claim_that_is_gone,
     ),
     Case::One(
         "snapshots_whose_logical_volumes_are_gone_or_from_a_backup_are_what_they_were",
@@ -255,6 +259,51 @@ fn no_byte_is_lost_when_objects_are_restored_from_an_old_backup(cluster: &Cluste
         ensure!(stage.run_in("again", READ)? == written, "the data has changed");
         ensure!(has_lv(cluster, &node, &id)?, "the data is in another logical volume");
         // When the claim is gone, all space must be free: that of a logical volume made in between, too.
+        Ok(())
+    })
+}
+
+fn no_byte_is_lost_when_a_volume_is_restored_with_the_uid_of_a_claim_that_is_gone(
+    cluster: &Cluster,
+) -> Result<()> {
+    on_a_stage(cluster, &LVMS, "former-uid", "", |stage| {
+        for (name, is_missing) in [("there", false), ("missing", true)] {
+            stage.claim(name, "thick", "1Gi")?;
+            stage.start_pod(name, name, None)?;
+            let (volume, id, node) = made_for(stage, name)?;
+            let written = stage.run_in(name, WRITE)?;
+            stage.remove_pod(name)?;
+            let former = stage.get("pvc", name)?["metadata"]["uid"].clone();
+            let [logical, mut persistent, claim]: [Value; 3] =
+                backup(stage, name, &volume)?.try_into().map_err(|_| anyhow!("three objects"))?;
+            persistent["spec"]["claimRef"]["uid"] = former;
+            without_lvms(cluster, || {
+                stage.kubectl(&["delete", "pvc", name, "--wait=false"])?;
+                tear_out(cluster, "logicalvolume", &volume)?;
+                tear_out(cluster, "pv", &volume)?;
+                cluster.wait_for("the claim to be gone", || {
+                    Ok(stage.kubectl(&["get", "pvc", name, "--ignore-not-found"])?.is_empty())
+                })?;
+                if !is_missing {
+                    cluster.apply(&logical.to_string())?;
+                }
+                cluster.apply(&claim.to_string())?;
+                cluster.apply(&persistent.to_string())?;
+                cluster.wait_for("the volume to count as released", || {
+                    Ok(cluster.get(["pv", &volume])?["status"]["phase"] == "Released")
+                })
+            })?;
+            await_event(cluster, "default", &volume, "VolumeFailedDelete", &format!("/{name} names"))?;
+            ensure!(has_lv(cluster, &node, &id)?, "the logical volume went though a claim names it");
+            // The remedy that the event tells.
+            let uid = &stage.get("pvc", name)?["metadata"]["uid"];
+            let remedy = json!({"spec": {"claimRef": {"uid": uid}}}).to_string();
+            cluster.kubectl(["patch", "pv", &volume, "--type=merge", "--patch", &remedy])?;
+            stage.await_bound(name)?;
+            stage.start_pod(name, name, None)?;
+            ensure!(stage.run_in(name, READ)? == written, "the data of {name} has changed");
+            stage.remove_pod(name)?;
+        }
         Ok(())
     })
 }

@@ -171,7 +171,7 @@ impl Test<'_> {
 
     /// What stands in the way back is listed and mended, as the page says.
     fn clear_the_way_back(&self) -> Result<()> {
-        // Each kind of what stands in the way is listed, and what is listed can be mended.
+        // A thick snapshot stands in the way, and can be mended; that other kinds are listed is for unit tests.
         let first = [&self.page.take_over[..1], &self.page.roll_back[..1]].concat();
         let Err(listed) = self.follow(&first) else { bail!("a thick snapshot does not stand in the way") };
         let listed = format!("{listed:#}");

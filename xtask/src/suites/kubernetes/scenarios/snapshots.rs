@@ -42,9 +42,16 @@ fn a_snapshot_is_restored_and_outlived(cluster: &Cluster, parts: &Parts) -> Resu
         ensure!(*least == capacity_of(stage, "origin")?.as_str(), "the snapshot can be restored to {least}");
         stage.run_in("origin", WRITE)?;
         stage.await_snapshot("btrfs")?;
+        let least = &stage.get("volumesnapshot", "btrfs")?["status"]["restoreSize"];
+        ensure!(
+            *least == capacity_of(stage, "btrfs")?.as_str(),
+            "the btrfs snapshot can be restored to {least}"
+        );
         stage.restore("btrfs-same", "btrfs", "thin-btrfs", "1Gi")?;
         stage.start_pod("btrfs-same", "btrfs-same", None)?;
         ensure!(stage.run_in("btrfs-same", READ)? == other, "btrfs is not what was at that moment");
+        let (group, _, pool) = lv_of(stage, "btrfs-same")?;
+        ensure!(group == "thin1" && pool == "pool0", "btrfs-same is in {group} {pool}");
         for (name, size, given, part) in [("same", "1Gi", "1Gi", "t29"), ("larger", "2047Mi", "2Gi", "t30")] {
             stage.restore(name, "moment", "thin", size)?;
             stage.start_pod(name, name, None)?;
