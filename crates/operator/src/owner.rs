@@ -106,7 +106,7 @@ mod tests {
         for (maker, owner) in [("DaemonSet", Some(json!("set"))), ("ReplicaSet", None)] {
             let (context, _) = scripted::context(move |request| match request.contains("/pods/") {
                 true => (200, owned(maker, "set")),
-                false => (404, json!({"kind": "Status", "code": 404})),
+                false => (404, json!({"code": 404, "reason": "NotFound", "details": {"name": "set"}})),
             })
             .await;
             let named = Owner::new(context.client.clone(), "lvms", Some("ours")).now().await.unwrap();

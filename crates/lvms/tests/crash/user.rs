@@ -234,6 +234,9 @@ impl User<'_> {
     /// A volume with a name as TopoLVM gives it, and nothing on it.
     fn make_as_others(self, client: &Client) -> Result {
         run("lvcreate", ["-qq", "-y", "-Wy", "-n", THEIRS, "-L", "48m", self.class])?;
+        // No backup superblock of the one before.
+        let device = format!("of=/dev/{}/{THEIRS}", self.class);
+        run("dd", ["if=/dev/zero", &device, "bs=1M", "count=48", "oflag=direct"])?;
         // The driver sees it when it changes the group.
         self.make(client, "w", EXT4)?;
         self.remove(client, "w", EXT4)

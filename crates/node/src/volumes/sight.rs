@@ -125,7 +125,7 @@ mod tests {
         let desired = lvms_host::desired::lvmd::read("device-classes: [{name: a, volume-group: vg}]");
         let desired = desired.unwrap().desired;
         let group = lvms_host::simulated::group(&[10]);
-        let inventory = Inventory { groups: [(group.name.clone(), std::sync::Arc::new(group))].into() };
+        let inventory = Inventory::of(group);
         for (class, id, is_known) in [
             ("a", Some("id"), true),
             ("", Some("id"), true),
