@@ -275,7 +275,17 @@ impl Linux {
 
     /// The state of the device-mapper device of this name.
     pub fn device(&self, name: &str) -> io::Result<Option<dm::Device>> {
-        self.control()?.device(name)
+        let has_device_mapper =
+            || fs::read_to_string("/proc/misc").map(|devices| devices.contains(" device-mapper\n"));
+        match self.control() {
+            // The kernel has made none yet.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound && !self.on_host(has_device_mapper)?? =>
+            {
+                Ok(None)
+            }
+            control => control?.device(name),
+        }
     }
 }
 
