@@ -12,6 +12,7 @@ mod device;
 mod following;
 mod group_lock;
 mod linux;
+mod memory;
 mod mounts;
 mod process;
 mod reading;
@@ -32,6 +33,7 @@ pub use claim::Claim;
 pub use following::Following;
 pub use group_lock::AtWork;
 pub use linux::{Linux, Options};
+pub use memory::share_one_heap;
 pub(crate) use mounts::is_not_mounted;
 pub use mounts::{Amounts, ProbeError, Usage};
 #[cfg(test)]

@@ -61,6 +61,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    lvms_host::runner::share_one_heap();
     let arguments = Arguments::parse();
     let done = match &arguments.command {
         Command::Check(options) => check::run(options),
