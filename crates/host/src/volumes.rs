@@ -99,9 +99,6 @@ impl<R: Runner> Volumes<R> {
     pub fn open(runner: Arc<R>, groups: &[&VgName]) -> Result<Arc<Volumes<R>>, Error> {
         let resumed: Vec<_> = groups.iter().map(|group| (*group, held_up::resume(&*runner, group))).collect();
         let inventory = look::first(&*runner, groups)?;
-        let at_work = groups.iter().filter(|group| inventory.unseen.contains_key(**group));
-        let at_work: Vec<_> =
-            at_work.filter_map(|group| Some((*group, runner.at_work(group).ok()??))).collect();
         let volumes = Arc::new(Volumes {
             runner,
             queues: Mutex::default(),
@@ -113,9 +110,7 @@ impl<R: Runner> Volumes<R> {
             works: Mutex::default(),
             leaving: Mutex::default(),
         });
-        for (group, command) in at_work {
-            volumes.is_held_up(group, command);
-        }
+        volumes.inventory().unseen.keys().for_each(|group| volumes.find_what_holds_up(group));
         for (group, resumed) in resumed {
             // What does not end holds its group up.
             let _told = volumes.refresh(&volumes.queue(group), group, resumed);

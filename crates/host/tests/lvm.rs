@@ -1,53 +1,25 @@
-//! The runner, the reports and device-mapper's answers, on real LVM.
+//! Changes, reports and device-mapper's answers, on real LVM.
+
+mod changes;
 
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
+use changes::*;
 use lab_test::{Cut, GIB, Lab, MIB, Needs, Result, run};
 use lvms_host::desired::DeviceClass;
 use lvms_host::dm::{Cow, PoolState};
 use lvms_host::facts::Facts;
 use lvms_host::lvm::inventory::Kind;
 use lvms_host::lvm::model::increments;
-use lvms_host::lvm::{Change, Failure, Group, metadata};
+use lvms_host::lvm::{Change, Failure, metadata};
 use lvms_host::names::{LvName, Tag, VgName, VolumePath};
 use lvms_host::plan::volume::Wish;
-use lvms_host::runner::{Linux, Options, ProcessError, Program, Runner};
+use lvms_host::runner::Runner;
 use lvms_host::simulated::history::{Class, device_class};
 use lvms_host::units::{Bytes, Extents};
 use lvms_host::volumes::Volumes;
-
-fn linux() -> Result<Linux> {
-    Ok(Linux::new(Options::default())?)
-}
-
-fn path(volume: &str) -> Result<VolumePath> {
-    Ok(VolumePath { group: VgName::parse("vg")?, volume: LvName::parse(volume)? })
-}
-
-fn group(linux: &Linux) -> Result<Group> {
-    let mut inventory = linux.inventory(None)?;
-    let group = inventory.groups.remove(&VgName::parse("vg")?).ok_or("there is no group vg")?;
-    Ok(std::sync::Arc::unwrap_or_clone(group))
-}
-
-fn thick(volume: &str, extents: u64, options: &[&str]) -> Result<Change> {
-    let options = options.iter().map(|option| (*option).to_owned()).collect();
-    let tags = vec![Tag::parse("lvms.io/name=a#20b")?];
-    Ok(Change::CreateThick { path: path(volume)?, extents: Extents(extents), options, tags, on: Vec::new() })
-}
-
-fn thin(volume: &str, size: Bytes) -> Result<Change> {
-    let pool = LvName::parse("pool")?;
-    Ok(Change::CreateThin { path: path(volume)?, pool, size, options: Vec::new(), tags: Vec::new() })
-}
-
-fn snapshot_thick(origin: &str, name: &str, store: u64) -> Result<Change> {
-    let (origin, name) = (path(origin)?, LvName::parse(name)?);
-    Ok(Change::SnapshotThick { origin, name, store: Extents(store), chunk: None, tags: Vec::new() })
-}
 
 fn every_kind_of_volume_is_made_reported_and_removed(lab: &Lab) -> Result {
     let linux = linux()?;
@@ -93,23 +65,6 @@ fn every_kind_of_volume_is_made_reported_and_removed(lab: &Lab) -> Result {
     let after = group(&linux)?;
     assert_eq!(after.free, before.free);
     assert!(after.volumes.keys().eq(before.volumes.keys()), "left are {:?}", after.volumes.keys());
-    Ok(())
-}
-
-fn a_report_that_cannot_be_killed_is_given_up(lab: &Lab) -> Result {
-    let linux = linux()?;
-    run("sh", ["-c", &format!("dmsetup create silent --table \"0 2048 linear {} 0\"", lab.disk(0))])?;
-    run("dmsetup", ["suspend", "silent"])?;
-    // Its read cannot be interrupted.
-    let words = ["dd", "if=/dev/mapper/silent", "of=/dev/null", "bs=4096", "count=1", "iflag=direct"];
-    let given_up = linux.run(&Program::looks(words, Duration::from_secs(10)));
-    let left = || run("sh", ["-c", "pgrep -x dd || true"]);
-    let still_runs = !left()?.is_empty();
-    run("dmsetup", ["resume", "silent"])?;
-    assert!(matches!(given_up, Err(ProcessError::TooSlow { .. })), "{given_up:?}");
-    assert!(still_runs, "it could be killed");
-    lab.wait_for("its end", || left().ok()?.is_empty().then_some(()))?;
-    run("dmsetup", ["remove", "silent"])?;
     Ok(())
 }
 
@@ -413,89 +368,6 @@ fn suspended_devices_of_a_group_are_found_and_go_on(lab: &Lab) -> Result {
     Ok(())
 }
 
-fn the_hosts_policy_stays_in_force(lab: &Lab) -> Result {
-    // The host's file forbids the second disk, and keeps no archive.
-    let mut policy = fs::read_to_string("/etc/lvm/lvm.conf")?;
-    policy +=
-        &format!("\ndevices {{ global_filter = [ \"r|{}|\" ] }}\nbackup {{ archive = 0 }}\n", lab.disk(1));
-    fs::write("/etc/lvm/lvm.conf", policy)?;
-    let linux = linux()?;
-    run("vgcreate", ["vg", lab.disk(0)])?;
-    linux.change(&thick("a", 1, &[])?)?;
-    assert!(group(&linux)?.volumes.len() == 1);
-    let ours = fs::read_to_string("/run/lvms/lvm/lvm.conf")?;
-    let filter = ours.rfind("global_filter").ok_or("no filter in our file")?;
-    assert!(
-        ours[filter..].contains("r|^/dev/nbd|") && ours[filter..].contains(lab.disk(1)),
-        "{}",
-        &ours[filter..]
-    );
-    assert!(fs::read_dir("/etc/lvm/archive").map(|files| files.count()).unwrap_or_default() == 0);
-    // LVM's backup of the group is where an administrator looks for it.
-    assert!(fs::read_to_string("/etc/lvm/backup/vg")?.contains("lvms.io/name=a#20b"));
-    // The file changes; the next command knows.
-    let changed = fs::read_to_string("/etc/lvm/lvm.conf")?.replace("archive = 0", "archive = 1");
-    fs::write("/etc/lvm/lvm.conf", changed)?;
-    linux.change(&thick("b", 1, &[])?)?;
-    assert!(fs::read_dir("/etc/lvm/archive")?.count() > 0);
-    // Ours is made again if somebody takes it away.
-    fs::remove_dir_all("/run/lvms/lvm")?;
-    linux.change(&thick("c", 1, &[])?)?;
-    assert!(fs::read_to_string("/run/lvms/lvm/lvm.conf")?.contains("Settings of lvms"));
-    assert_eq!(group(&linux)?.volumes.len(), 3);
-    Ok(())
-}
-
-fn a_host_with_a_devices_file_keeps_it(lab: &Lab) -> Result {
-    run("lvm", ["lvmdevices", "-y", "--adddev", lab.disk(0)])?;
-    let linux = linux()?;
-    run("vgcreate", ["vg", lab.disk(0)])?;
-    run("pvcreate", ["--devicesfile", "", lab.disk(1)])?;
-    linux.change(&thick("a", 1, &[])?)?;
-    assert_eq!(group(&linux)?.disks.len(), 1);
-    assert!(!fs::read_to_string("/run/lvms/lvm/lvm.conf")?.contains("r|^/dev/nbd|"));
-    assert_eq!(run("vgs", ["--noheadings", "-o", "vg_name"])?, "vg");
-    Ok(())
-}
-
-fn no_command_of_ours_starts_a_daemon(lab: &Lab) -> Result {
-    let linux = linux()?;
-    // The host asks for monitoring, though nobody monitors.
-    let mut policy = fs::read_to_string("/etc/lvm/lvm.conf")?;
-    policy += "\nactivation { monitoring = 1 }\n";
-    fs::write("/etc/lvm/lvm.conf", policy)?;
-    run("vgcreate", ["vg", lab.disk(0)])?;
-    run("lvcreate", ["--monitor", "n", "-qq", "-y", "--type", "thin-pool", "-n", "pool", "-l", "25", "vg"])?;
-    linux.change(&thin("thin", Bytes::mib(400))?)?;
-    linux.change(&thick("origin", 5, &[])?)?;
-    linux.change(&snapshot_thick("origin", "cow", 1)?)?;
-    let is_running = || -> Result<bool> {
-        let processes = run("ps", ["-eo", "comm"])?;
-        Ok(["dmeventd", "lvmpolld"].iter().any(|daemon| processes.contains(daemon)))
-    };
-    assert!(!is_running()?);
-    // One that was killed has left the file that says that it runs.
-    run("dmeventd", [""; 0])?;
-    linux.change(&thick("meanwhile", 5, &[])?)?;
-    run("pkill", ["-KILL", "-x", "dmeventd"])?;
-    lab.wait_for("dmeventd to be gone", || is_running().is_ok_and(|runs| !runs).then_some(()))?;
-    assert!(Path::new("/run/dmeventd.pid").exists());
-    linux.change(&snapshot_thick("meanwhile", "another", 1)?)?;
-    assert!(!is_running()?);
-    for left in ["dmeventd.pid", "dmeventd-client", "dmeventd-server"] {
-        let _ = fs::remove_file(Path::new("/run").join(left));
-    }
-    Ok(())
-}
-
-fn commands_live_in_a_control_group_of_the_hosts(_: &Lab) -> Result {
-    let linux = linux()?;
-    let program =
-        lvms_host::runner::Program::looks(["cat", "/proc/self/cgroup"], std::time::Duration::from_secs(60));
-    assert_eq!(linux.run(&program)?.text(), "0::/lvms");
-    Ok(())
-}
-
 fn a_change_that_was_answered_outlives_the_loss_of_unflushed_writes(lab: &Lab) -> Result {
     let names = ["first", "second", "third"];
     if lab.boots() == 0 {
@@ -527,7 +399,6 @@ fn a_change_that_was_answered_outlives_the_loss_of_unflushed_writes(lab: &Lab) -
 lab_test::main! {
     a_change_that_was_answered_outlives_the_loss_of_unflushed_writes: Needs::disks(1, GIB).faults().without_udev().power_cut(),
     every_kind_of_volume_is_made_reported_and_removed: Needs::disks(2, GIB),
-    a_report_that_cannot_be_killed_is_given_up: Needs::disks(1, GIB).guest(),
     capacity_is_what_lvm_makes_whatever_is_closed: Needs::disks(2, GIB),
     failures_of_lvm2_are_types: Needs::disks(1, GIB),
     volumes_go_together_and_one_that_is_in_use_keeps_no_other: Needs::disks(1, GIB),
@@ -537,8 +408,4 @@ lab_test::main! {
     each_change_raises_the_sequence_number_as_the_engine_expects: Needs::disks(3, GIB).without_udev(),
     device_mapper_says_how_full_pools_and_snapshots_are: Needs::disks(2, GIB),
     suspended_devices_of_a_group_are_found_and_go_on: Needs::disks(2, 256 * MIB),
-    the_hosts_policy_stays_in_force: Needs::disks(2, 256 * MIB).guest(),
-    a_host_with_a_devices_file_keeps_it: Needs::disks(2, 256 * MIB).devices_file(),
-    no_command_of_ours_starts_a_daemon: Needs::disks(1, GIB).guest(),
-    commands_live_in_a_control_group_of_the_hosts: Needs::nothing().guest(),
 }

@@ -21,6 +21,13 @@ fn copy(client: &Client, source: &Source) -> Result<String> {
     Ok(client.create("copy", "thick", 8 * MIB, Access::Block, Some(source))?.volume_id)
 }
 
+/// The snapshot from which a copy is made.
+fn leave_snapshot(origin: &str, copy: &str) -> Result<String> {
+    let (name, tag) = (format!("lvms-copy-{copy}"), format!("lvms.io/temporary={copy}"));
+    run("lvcreate", ["-qq", "-y", "-s", "-n", &name, "--addtag", &tag, &format!("vg/{origin}")])?;
+    Ok(name)
+}
+
 fn volumes() -> Result<Vec<String>> {
     let listed = run("lvs", ["--noheadings", "-o", "lv_name", "vg"])?;
     let mut names: Vec<String> = listed.split_whitespace().map(str::to_owned).collect();
@@ -35,8 +42,7 @@ fn a_copy_is_finished_by_the_same_call_though_its_source_has_gone(lab: &Lab) -> 
     let source = Source::Volume(origin.clone());
     let made = copy(client, &source)?;
     // As whoever was killed after the copy's last byte leaves it.
-    let (left, tag) = (format!("lvms-copy-{made}"), format!("lvms.io/temporary={made}"));
-    run("lvcreate", ["-qq", "-y", "-s", "-n", &left, "--addtag", &tag, &format!("vg/{origin}")])?;
+    let left = leave_snapshot(&origin, &made)?;
     client.delete(&origin)?;
     assert!(volumes()?.contains(&left));
     assert_eq!(copy(client, &source)?, made);
@@ -92,8 +98,7 @@ fn a_copy_that_was_begun_leaves_nothing_when_its_source_is_gone(lab: &Lab) -> Re
     let id = copy(client, &source)?;
     client.delete(&id)?;
     // As whoever was killed before there was a copy leaves it.
-    let (left, tag) = (format!("lvms-copy-{id}"), format!("lvms.io/temporary={id}"));
-    run("lvcreate", ["-qq", "-y", "-s", "-n", &left, "--addtag", &tag, &format!("vg/{origin}")])?;
+    let left = leave_snapshot(&origin, &id)?;
     client.delete(&origin)?;
     assert!(volumes()?.contains(&left));
     let again = client.create("copy", "thick", 8 * MIB, Access::Block, Some(&source));

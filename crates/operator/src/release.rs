@@ -352,20 +352,37 @@ mod tests {
         assert!(told.contains("the lab refuses it") && told.contains("pvc-1"), "{told}");
     }
 
-    #[tokio::test]
-    async fn a_content_names_its_snapshot_until_its_volumesnapshot_is_deleted_too() {
-        let deleted = |annotations: serde_json::Value| {
-            let released = annotations.get(RELEASED).is_some();
+    /// A LogicalVolume that is being deleted is looked at, while the API has this, too. Whether it was released, and what
+    /// was asked.
+    async fn look_at(
+        name: &'static str,
+        answer: impl Fn(&str) -> Option<(u16, serde_json::Value)> + Send + Sync + 'static,
+    ) -> (bool, scripted::Asked) {
+        let deleted = move |version: &str, annotations: serde_json::Value| {
             json!({
                 "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
                 "metadata": {
-                    "name": "snapshot-1", "uid": "lv-1", "resourceVersion": if released { "2" } else { "1" },
+                    "name": name, "uid": "lv-1", "resourceVersion": version,
                     "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": annotations,
                 },
                 "status": {"volumeID": "lv-1"},
             })
         };
-        for (goes_too, released) in [(false, false), (true, true)] {
+        let (context, asked) = scripted::context(move |request| match request {
+            _ if request.starts_with("PATCH") => (200, deleted("2", json!({ RELEASED: "lv-1" }))),
+            _ if request.contains("customresourcedefinitions/") => (200, json!({"metadata": {"name": "x"}})),
+            _ => answer(request).unwrap_or((200, json!({"metadata": {}, "items": []}))),
+        })
+        .await;
+        context.stores.volumes.answered(serde_json::from_value(deleted("1", json!({}))).unwrap());
+        Release::new(context).look(name).await;
+        let is_released = asked.lock().unwrap().iter().any(|request| request.starts_with("PATCH"));
+        (is_released, asked)
+    }
+
+    #[tokio::test]
+    async fn a_content_names_its_snapshot_until_its_volumesnapshot_is_deleted_too() {
+        for goes_too in [false, true] {
             let annotations = if goes_too {
                 json!({"snapshot.storage.kubernetes.io/volumesnapshot-being-deleted": "yes"})
             } else {
@@ -379,23 +396,13 @@ mod tests {
                 },
                 "status": {"snapshotHandle": "lv-1"},
             });
-            let (context, asked) = scripted::context(move |request| match request {
-                _ if request.starts_with("PATCH") => (200, deleted(json!({ RELEASED: "lv-1" }))),
-                _ if request.contains("customresourcedefinitions/") => {
-                    (200, json!({"metadata": {"name": "x"}}))
-                }
-                _ if request.contains("volumesnapshotcontents") => {
-                    (200, json!({"metadata": {}, "items": [content]}))
-                }
-                _ => (200, json!({"metadata": {}, "items": []})),
+            let (is_released, asked) = look_at("snapshot-1", move |request| {
+                let is_asked = request.contains("volumesnapshotcontents");
+                is_asked.then(|| (200, json!({"metadata": {}, "items": [content]})))
             })
             .await;
-            let release = Release::new(Arc::clone(&context));
-            context.stores.volumes.answered(serde_json::from_value(deleted(json!({}))).unwrap());
-            let outcome = release.look("snapshot-1").await;
-            let written = asked.lock().unwrap().iter().any(|request| request.starts_with("PATCH"));
-            assert_eq!(written, released, "{outcome:?}");
-            if !released {
+            assert_eq!(is_released, goes_too);
+            if !is_released {
                 assert!(scripted::told(&asked, "Retained").await.contains("VolumeSnapshotContent content"));
             }
         }
@@ -403,16 +410,6 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_claim_still_names_is_kept_though_its_persistentvolume_was_released_from_another() {
-        let deleted = |annotations: serde_json::Value| {
-            json!({
-                "apiVersion": "topolvm.io/v1", "kind": "LogicalVolume",
-                "metadata": {
-                    "name": "pvc-1", "uid": "lv-1", "deletionTimestamp": "2026-01-01T00:00:00Z",
-                    "annotations": annotations,
-                },
-                "status": {"volumeID": "lv-1"},
-            })
-        };
         for (names, is_kept) in [(Some("pvc-1"), true), (Some("pvc-2"), false), (None, false)] {
             let persistent = json!({
                 "metadata": {"name": "pvc-1"},
@@ -426,26 +423,18 @@ mod tests {
                 let metadata = json!({"namespace": "ns", "name": "data", "uid": "todays"});
                 json!({"metadata": metadata, "spec": {"volumeName": volume}})
             });
-            let (context, asked) = scripted::context(move |request| match request {
-                _ if request.starts_with("PATCH") => (200, deleted(json!({ RELEASED: "lv-1" }))),
-                _ if request.contains("customresourcedefinitions/") => {
-                    (200, json!({"metadata": {"name": "x"}}))
-                }
+            let (is_released, asked) = look_at("pvc-1", move |request| match request {
                 _ if request.contains("/persistentvolumes?") => {
-                    (200, json!({"metadata": {}, "items": [persistent]}))
+                    Some((200, json!({"metadata": {}, "items": [persistent]})))
                 }
                 _ if request.contains("/namespaces/ns/persistentvolumeclaims/data") => {
                     let gone = json!({"code": 404, "reason": "NotFound", "details": {"name": "data"}});
-                    claim.clone().map_or((404, gone), |claim| (200, claim))
+                    Some(claim.clone().map_or((404, gone), |claim| (200, claim)))
                 }
-                _ => (200, json!({"metadata": {}, "items": []})),
+                _ => None,
             })
             .await;
-            let release = Release::new(Arc::clone(&context));
-            context.stores.volumes.answered(serde_json::from_value(deleted(json!({}))).unwrap());
-            release.look("pvc-1").await;
-            let released = asked.lock().unwrap().iter().any(|request| request.starts_with("PATCH"));
-            assert_eq!(released, !is_kept, "{names:?}");
+            assert_eq!(is_released, !is_kept, "{names:?}");
             if is_kept {
                 let told = scripted::told(&asked, "Retained").await;
                 assert!(told.contains("claim ns/data") && told.contains("todays"), "{told}");

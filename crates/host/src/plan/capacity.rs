@@ -173,7 +173,6 @@ impl<'a> Situation<'a> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::simulated::group;
     use crate::simulated::history::{Class, device_class};

@@ -42,7 +42,6 @@ fn mountable(facts: &Facts, wanted: Filesystem) -> Result<(), NotMountable> {
 
 #[cfg(test)]
 mod tests {
-
     use uuid::Uuid;
 
     use super::*;

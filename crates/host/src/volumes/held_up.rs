@@ -93,8 +93,18 @@ impl<R: Runner> Volumes<R> {
         self.change(&queue, &Change::Refresh { path: path.clone() })
     }
 
-    /// A command that was at work before us holds the group up.
-    pub(super) fn is_held_up(self: &Arc<Self>, group: &VgName, command: AtWork) {
+    /// A group at which nobody could look waits for the command that is at work in it, if there is one.
+    pub(super) fn find_what_holds_up(self: &Arc<Self>, group: &VgName) {
+        match self.runner.at_work(group) {
+            Ok(Some(command)) => self.hold_up(group, command),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(group = %group, %error, "whether a command is at work in it cannot be seen");
+            }
+        }
+    }
+
+    fn hold_up(self: &Arc<Self>, group: &VgName, command: AtWork) {
         let AtWork { pid, program, .. } = &command;
         tracing::error!(group = %group, pid, program, "a command does not end: its volume group waits for it");
         let queue = self.queue(group);

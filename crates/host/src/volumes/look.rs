@@ -20,15 +20,18 @@ pub(super) fn first<R: Runner>(runner: &R, groups: &[&VgName]) -> Result<Invento
     tracing::warn!(%failure, "LVM does not tell of all volume groups: each is looked at by itself");
     let mut inventory = Inventory::default();
     for group in groups {
-        let seen = if failure.is_of_the_moment() { None } else { Some(runner.inventory(Some(group))) };
-        let why = match seen {
-            Some(Ok(seen)) => {
-                inventory.groups.extend(seen.groups);
-                continue;
+        let why = if failure.is_of_the_moment() {
+            // Each would be waited for as long as all.
+            failure.to_string()
+        } else {
+            match runner.inventory(Some(group)) {
+                Ok(seen) => {
+                    inventory.groups.extend(seen.groups);
+                    continue;
+                }
+                Err(Failure::NotFound(_)) => continue,
+                Err(failure) => failure.to_string(),
             }
-            Some(Err(Failure::NotFound(_))) => continue,
-            Some(Err(failure)) => failure.to_string(),
-            None => failure.to_string(),
         };
         inventory.unseen.insert((*group).clone(), why);
     }

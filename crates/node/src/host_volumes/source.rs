@@ -64,7 +64,6 @@ pub(super) fn former_place(
 
 #[cfg(test)]
 mod tests {
-
     use lvms_host::lvm::inventory::Kind as Made;
     use lvms_host::simulated;
 

@@ -50,8 +50,10 @@ pub fn grow(
     if let Some(step) = zero_rest(path, volume, &facts) {
         return do_next(step);
     }
+    let (in_use, may_be_block) = (used != Use::None, may_be_block(&facts, used));
+    // Of what others made and nobody uses, most is for a filesystem.
     if let Kind::Thin { pool, .. } = &volume.kind
-        && (facts.block || used == Use::Open && may_be_block(&facts, used))
+        && (facts.block || in_use && may_be_block)
         && volume.size < size
         && !zeroes(group, pool)
     {
@@ -60,8 +62,7 @@ pub fn grow(
     let shape = layout.map_or(Shape::LINEAR, Shape::of_layout);
     let extents = shape.round_up(size.in_extents(group.extent));
     let growth = extents.bytes(group.extent).minus(volume.size);
-    let room = room(&path.volume).filter(|_| may_be_block(&facts, used) && layout.is_some());
-    let in_use = used != Use::None;
+    let room = room(&path.volume).filter(|_| may_be_block && layout.is_some());
     let zeroed = room.as_ref().and_then(|name| group.volumes.get(name));
     let taken = taken_for(growth.in_extents(group.extent), shape);
     // Somebody has wished another size before.

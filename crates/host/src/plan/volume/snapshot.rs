@@ -135,7 +135,6 @@ pub fn extend_store(
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::lvm::inventory::Layout;
     use crate::lvm::{Inventory, model};

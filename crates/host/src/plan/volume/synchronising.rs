@@ -37,7 +37,6 @@ fn can_go(situation: Situation<'_>, path: &VolumePath) -> Result<(), Refusal> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::dm::Fill;
     use crate::facts::Facts;

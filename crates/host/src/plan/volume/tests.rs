@@ -30,6 +30,13 @@ fn thin(name: &str, facts: &Facts) -> Change {
     Change::CreateThin { path: path(name), pool, size, options: Vec::new(), tags: facts.tags() }
 }
 
+/// From which `copy` is made of `source`.
+fn snapshot_for_copy() -> Change {
+    let (origin, name) = (path("source"), temporary(&path("copy").volume).unwrap());
+    let tags = Facts { temporary: Some(path("copy").volume), ..Facts::default() }.tags();
+    Change::SnapshotThick { origin, name, store: Extents(4), chunk: None, tags }
+}
+
 fn with_pool(attributes: &str) -> Group {
     let mut group = group(&[100]);
     let pool = LvName::parse("pool").unwrap();
@@ -153,13 +160,7 @@ fn copies_of_what_was_never_zeroed_are_known_and_so_are_theirs() {
     };
     let made =
         |changes: &[Change]| former(next(with_pool("twi-a-tz--"), changes, Class::Thin, named("copy")));
-    let readable = Change::SnapshotThick {
-        origin: path("source"),
-        name: temporary(&path("copy").volume).unwrap(),
-        store: Extents(4),
-        chunk: None,
-        tags: Facts { temporary: Some(path("copy").volume), ..Facts::default() }.tags(),
-    };
+    let readable = snapshot_for_copy();
     let block = Facts { block: true, ..named("source") };
     assert!(made(&[thick("source", &named("source")), readable.clone()]));
     assert!(!made(&[thick("source", &block), readable]));
@@ -266,13 +267,7 @@ fn a_copy_is_not_finished_while_its_snapshot_is_there() {
 #[test]
 fn a_copy_goes_on_though_its_source_has_grown_meanwhile() {
     let temporary = temporary(&path("copy").volume).unwrap();
-    let readable = Change::SnapshotThick {
-        origin: path("source"),
-        name: temporary.clone(),
-        store: Extents(4),
-        chunk: None,
-        tags: Facts { temporary: Some(path("copy").volume), ..Facts::default() }.tags(),
-    };
+    let readable = snapshot_for_copy();
     let block = |name: &str| Facts { block: true, ..named(name) };
     let begun = [thick("source", &block("source")), readable];
     let copying = Facts { copying: Some("vg/source".into()), ..block("copy") };
@@ -328,12 +323,8 @@ fn a_copy_goes_on_though_its_source_has_grown_meanwhile() {
 
 #[test]
 fn the_snapshot_for_a_copy_goes_when_its_pool_has_become_full() {
-    let name = temporary(&path("copy").volume).unwrap();
-    let tags = Facts { temporary: Some(path("copy").volume), ..Facts::default() }.tags();
-    let snapshot =
-        Change::SnapshotThick { origin: path("source"), name, store: Extents(4), chunk: None, tags };
     let full = crate::dm::Pool { data: crate::dm::Fill { used: 950, total: 1000 }, ..GOOD };
-    let changes = [thick("source", &named("source")), snapshot];
+    let changes = [thick("source", &named("source")), snapshot_for_copy()];
     let begin = |changes| next_in(full, with_pool("twi-aotz--"), changes, Class::Thin, named("copy"));
     let Ok(Next::Do(step)) = begin(&changes) else { panic!("it stays") };
     assert!(matches!(*step, Step::GiveUp(_, Refusal::PoolFull { .. })), "{step:?}");
@@ -344,13 +335,7 @@ fn the_snapshot_for_a_copy_goes_when_its_pool_has_become_full() {
 fn zeros_are_written_into_what_may_hold_something_else() {
     let source = thick("source", &named("source"));
     let copying = Facts { copying: Some("vg/source".into()), ..named("copy") };
-    let snapshot = Change::SnapshotThick {
-        origin: path("source"),
-        name: temporary(&path("copy").volume).unwrap(),
-        store: Extents(4),
-        chunk: None,
-        tags: Facts { temporary: Some(path("copy").volume), ..Facts::default() }.tags(),
-    };
+    let snapshot = snapshot_for_copy();
     for (attributes, class, expected) in [
         ("twi-aotz--", Class::Thin, false),
         ("twi-aot---", Class::Thin, true),
