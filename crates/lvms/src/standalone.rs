@@ -63,6 +63,8 @@ async fn serve(options: &Options, socket: &Path, host: &Host) -> Result<()> {
     let figures = move || counted.text(&volumes.engine, &volumes.configuration);
     serving::health(options.metrics_bind_address, || true, figures).await?;
     host.attend();
+    // Whoever reaches the endpoint reaches lvmd's socket too.
+    let lvmd = options.host.lvmd(host, &metrics)?;
     let listener = sockets::bind(socket).context("--endpoint")?;
     let locks = Arc::clone(&host.volumes.locks);
     let topology = (format!("topology.{}/node", options.driver_name), name.clone());
@@ -76,7 +78,6 @@ async fn serve(options: &Options, socket: &Path, host: &Host) -> Result<()> {
     };
     let node = Node { volumes: Arc::clone(&host.volumes), locks, id: name, topology };
     tracing::info!(socket = %socket.display(), driver = options.driver_name, "serves");
-    let lvmd = options.host.lvmd(host, &metrics)?;
     let telemetry = Telemetry::new(metrics);
     let (stop, all_ended) = telemetry.ending(serving::told_to_end());
     let served = Server::builder()
