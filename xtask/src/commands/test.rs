@@ -66,8 +66,11 @@ impl Options {
     }
 }
 
-/// So many labs divide the tests: their guests have one processor each, and wait a lot.
-const LABS: [&str; 2] = ["test", "test-2"];
+/// Labs that divide the tests: their guests have one processor each, and wait a lot.
+const LABS: [&str; 3] = ["test", "test-2", WITHOUT_CLUSTERS];
+
+/// Clusters take memory: not every lab has them.
+const WITHOUT_CLUSTERS: &str = "test-3";
 
 /// Prepares, enters labs for the suites that need one, and sums up.
 pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
@@ -87,17 +90,19 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     }
     machine::prepare(in_lab.iter().any(|suite| suite.needs_go()))?;
     let cache = Cache::open()?;
-    if suites.contains(&Suite::Lab) {
-        lab::run_outside(filter, &mut results)?;
-    }
     let mut binaries = Vec::new();
     if suites.iter().any(|suite| suite.needs_test_binaries()) {
         binaries = host::build()?;
     }
     let mut labs = Vec::new();
     for name in LABS {
+        let has = |suite: &Suite| name != WITHOUT_CLUSTERS || !suite.needs_kubernetes();
+        let suites: Vec<Suite> = in_lab.iter().copied().filter(has).collect();
+        if suites.is_empty() {
+            continue;
+        }
         let claims = labs.first().map(|(_, run): &(_, Run)| run.directory.join("claims"));
-        labs.push((name, prepare(&cache, name, &in_lab, &binaries, options.kubernetes, claims)?));
+        labs.push((name, prepare(&cache, name, &suites, &binaries, options.kubernetes, claims)?));
     }
     if suites.contains(&Suite::Host)
         && native
@@ -108,6 +113,7 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
     }
     // At the same time, because each waits a lot.
     std::thread::scope(|scope| -> Result<()> {
+        let outside = suites.contains(&Suite::Lab).then(|| scope.spawn(|| lab::run_outside(filter)));
         let entered: Vec<_> =
             labs.iter().map(|(_, run)| scope.spawn(|| namespace::enter(&run.directory))).collect();
         for ((name, run), entered) in labs.iter().zip(entered) {
@@ -119,6 +125,9 @@ pub(crate) fn outside(options: &Options) -> Result<ExitCode> {
                     results.add_failure(name, "the whole lab", &failure);
                 }
             }
+        }
+        if let Some(outside) = outside {
+            results.append(outside.join().map_err(|_| anyhow!("the thread of the lab's tests panicked"))?);
         }
         Ok(())
     })?;
