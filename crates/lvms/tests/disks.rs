@@ -143,6 +143,10 @@ fn a_mirror_serves_without_one_of_its_disks_and_takes_it_back(lab: &Lab) -> Resu
     lab.wait_for("both images to be the same", healthy)?;
     // With a snapshot, the mirror is a layer beneath what its user sees.
     let snapshot = client.snapshot("moment", &id)?.snapshot_id;
+    let mirror = format!("vg-{}-real", id.replace('-', "--"));
+    let events = || -> Result<u64> {
+        Ok(run("dmsetup", ["info", "-c", "--noheadings", "-o", "events", &mirror])?.trim().parse()?)
+    };
     // Each is taken away and given back in turn: what was written without one is read without the other.
     for (taken, other) in [(0, 1), (1, 0)] {
         lab.unplug(lab.serial(taken))?;
@@ -163,8 +167,12 @@ fn a_mirror_serves_without_one_of_its_disks_and_takes_it_back(lab: &Lab) -> Resu
             client.publish(&id, &one, EXT4)?;
             assert_eq!(fs::read_to_string(one.join(format!("without-{other}")))?, format!("without-{other}"));
         }
+        let before = events()?;
         lab.plug_back(lab.serial(taken))?;
-        lab.wait_for("the disk to have what it has missed", healthy)?;
+        // The kernel shows good images before it has written down that they are. Then it tells.
+        lab.wait_for("the disk to have what it has missed", || {
+            healthy().filter(|()| events().is_ok_and(|now| now > before))
+        })?;
     }
     assert_eq!(missing_disks("vg")?, "0");
     client.unpublish(&id, &one)?;
