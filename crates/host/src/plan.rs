@@ -264,6 +264,24 @@ pub enum Refusal {
         /// How many images it has.
         images: u64,
     },
+    /// What is zeroed beside it, before it grows, would have a name that is too long.
+    #[error(
+        "{0} is in use as a block device, and its name is so long that nothing can be zeroed beside it: it grows only \
+         while nobody uses it"
+    )]
+    LongNameGrowsOnlyUnused(VolumePath),
+    /// Zeros that were begun would go over what its user has written by now.
+    #[error(
+        "{path} waits for zeros that were begun, and somebody uses it: nothing is written over what may be wanted by now; \
+         it goes on when that use has ended; or keep all that is on it: lvchange --deltag lvms.io/zeroing={} {path}",
+        from.0
+    )]
+    UsedBeforeZeros {
+        /// Which.
+        path: VolumePath,
+        /// Where they begin.
+        from: Bytes,
+    },
     /// Made by a newer version.
     #[error("{path} was made by a newer lvms (format {format}): this one does not change it")]
     Newer {

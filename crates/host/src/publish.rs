@@ -220,9 +220,23 @@ impl Volumes<Linux> {
     /// Whether nobody has made anything of a volume of ours: it has no signature. Copies of superblocks say nothing: a
     /// thick volume has those of former tenants until it is used.
     pub fn is_blank(self: &Arc<Self>, path: &VolumePath) -> Result<bool, PublishError> {
+        Ok(matches!(self.content(path)?, Content::Nothing))
+    }
+
+    /// Whether what is on a volume of ours is of our making. LVM wipes a new volume after it has written that it is there:
+    /// cut off between, it leaves what a former volume had on the same extents.
+    pub fn is_as_made(self: &Arc<Self>, path: &VolumePath) -> Result<bool, PublishError> {
+        let fsid = self.inventory().volume(path).and_then(|volume| Facts::of(volume).fsid);
+        Ok(match self.content(path)? {
+            Content::Nothing | Content::Remains(_) => true,
+            Content::Filesystem { uuid, .. } => uuid.is_some() && uuid == fsid,
+            Content::Other(_) => false,
+        })
+    }
+
+    fn content(self: &Arc<Self>, path: &VolumePath) -> Result<Content, PublishError> {
         self.activated(path, None)?;
-        let content = self.runner().probe(&Linux::device_path(path), true)?;
-        Ok(matches!(content, Content::Nothing))
+        Ok(self.runner().probe(&Linux::device_path(path), true)?)
     }
 
     /// Makes a mounted filesystem as large as its volume. Returns the volume's size.

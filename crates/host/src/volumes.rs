@@ -386,6 +386,7 @@ impl<R: Runner> Volumes<R> {
                 }
                 Step::Zero { volume, from, to, then } => {
                     drop(turn);
+                    self.await_end_of_use(&volume, from)?;
                     self.work(&volume, &[&volume], "zero", deadline, |progress| {
                         self.runner.zero(&volume, from, to, progress)
                     })?;

@@ -100,6 +100,26 @@ pub fn is_ready(engine: &Arc<Engine<Linux>>, found: &Found<'_>) -> bool {
     !overflowed && !found.volume.has_overflowed() && !is_half_made(found.volume)
 }
 
+/// Nobody gets a volume whose making was cut off with what a former one had on it. Whose making was heard to be finished is
+/// another question: then it is whatever others have put there.
+fn as_made(engine: &Arc<Engine<Linux>>, present: &Found<'_>) -> Result<(), Error> {
+    let facts = &present.facts;
+    let is_new = facts.is_ours() && !facts.used && !facts.block && facts.source.is_none();
+    let is_finished = !facts.is_unfinished(present.volume.size);
+    if !is_new
+        || !is_finished
+        || engine.is_as_made(&present.path).map_err(|error| status::of_publish(&error))?
+    {
+        return Ok(());
+    }
+    let problem = format!(
+        "{} is there and was never used, but something is on it that may be of a former volume: delete it, and it is made \
+         anew",
+        present.path
+    );
+    Err(Error::new(Kind::Precondition, problem))
+}
+
 /// Whether a volume that has at least this size, in whole extents of all its stripes, is within a limit.
 fn is_within(
     volume: &inventory::Volume,
@@ -202,6 +222,9 @@ impl HostVolumes {
                     former_place(&inventory, &copy, wished)?
                 });
             }
+            if let Some(present) = &present {
+                as_made(engine, present)?;
+            }
             let wish = Wish {
                 name,
                 class,
@@ -279,6 +302,18 @@ impl HostVolumes {
             let grown = engine.grow(class, &found.path, size, deadline);
             let grown = grown.map_err(|error| status::of_growth(&error))?;
             Ok(grown.size)
+        })
+        .await
+    }
+
+    /// Takes away the mark of zeros that were begun: what is on the volume is wanted.
+    pub async fn keep_bytes(&self, id: &str, deadline: Option<Instant>) -> Result<(), Error> {
+        let id = id.to_owned();
+        self.blocking(move |engine, desired| {
+            let inventory = engine.inventory();
+            let found = named(desired, &inventory, "volume_id", &id, false)?;
+            let kept = engine.note(&found.path, deadline, |facts| facts.zeroing = None);
+            kept.map_err(|error| status::of_volumes(&error))
         })
         .await
     }

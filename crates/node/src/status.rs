@@ -56,6 +56,8 @@ fn of_refusal(refusal: &Refusal) -> Kind {
         | Refusal::GrowsOnlyAlone { .. }
         | Refusal::GrowsOnlyUnused { .. }
         | Refusal::BlockGrowsOnlyUnused { .. }
+        | Refusal::LongNameGrowsOnlyUnused(_)
+        | Refusal::UsedBeforeZeros { .. }
         | Refusal::OnlyServes { .. }
         // It is there, and is not taken for gone.
         | Refusal::NotAVolume(_)

@@ -20,6 +20,10 @@ use lvms_cluster::{Events, Outcome, Reference, Store, Work};
 use lvms_csi::locks::Locks;
 use lvms_csi::volumes::Source;
 use lvms_csi::{Error, Kind};
+use lvms_host::names::VolumePath;
+use lvms_host::publish::PublishError;
+use lvms_host::runner::Linux;
+use lvms_host::volumes::Volumes as Engine;
 use serde_json::{Value, json};
 
 use self::decide::{Act, Lv, Making, decide, is_for_block, is_for_filesystem, is_tried_again};
@@ -188,7 +192,7 @@ impl Volumes {
                 Ok(Outcome::Done)
             }
             Act::Grow(size) => {
-                let id = object.volume_id().unwrap_or_default().to_owned();
+                let id = object.lv().to_owned();
                 let (host, grown) = (Arc::clone(&self.host), id.clone());
                 let size =
                     self.alone(&id, async move { host.enlarge(&grown, size, None, None).await }).await?;
@@ -199,6 +203,30 @@ impl Volumes {
                     "grown"
                 );
                 self.tell(object, &decide::well(&id, size)).await?;
+                Ok(Outcome::Done)
+            }
+            Act::KeepBytes => {
+                let id = object.lv().to_owned();
+                let (host, kept) = (Arc::clone(&self.host), id.clone());
+                self.alone(&id, async move { host.keep_bytes(&kept, None).await }).await?;
+                tracing::warn!(
+                    volume = object.name(),
+                    claim = object.annotation(CLAIM),
+                    lv = id,
+                    "others have given it to its user before all of it was zeroed: what is on it stays"
+                );
+                Ok(Outcome::Done)
+            }
+            Act::Adopt(status) => {
+                if !self.is_as_made(object).await? {
+                    let problem = format!(
+                        "its logical volume {} is there, but nobody heard that its making was finished, and something is \
+                         on it that may be of a former volume: delete the claim, and it is made anew",
+                        object.lv()
+                    );
+                    return Err(Error::new(Kind::Precondition, problem).into());
+                }
+                self.tell(object, &status).await?;
                 Ok(Outcome::Done)
             }
             // Nobody had used it when its node was asked, without TopoLVM's knowledge.
@@ -256,13 +284,25 @@ impl Volumes {
 
     /// Whether an LV of ours without a filesystem of ours has nothing else on it: a predecessor may have used it.
     async fn is_blank(&self, object: &LogicalVolume) -> Result<bool, Failure> {
-        let id = object.volume_id().unwrap_or_default().to_owned();
+        self.judge(object, Engine::is_blank).await
+    }
+
+    async fn is_as_made(&self, object: &LogicalVolume) -> Result<bool, Failure> {
+        self.judge(object, Engine::is_as_made).await
+    }
+
+    async fn judge(
+        &self,
+        object: &LogicalVolume,
+        judge: fn(&Arc<Engine<Linux>>, &VolumePath) -> Result<bool, PublishError>,
+    ) -> Result<bool, Failure> {
+        let id = object.lv().to_owned();
         let (host, probed) = (Arc::clone(&self.host), id.clone());
         let probe = async move {
             host.blocking(move |engine, desired| {
                 let inventory = engine.inventory();
                 let Some(found) = find_any(desired, &inventory, &probed) else { return Ok(false) };
-                engine.is_blank(&found.path).map_err(|error| crate::status::of_publish(&error))
+                judge(engine, &found.path).map_err(|error| crate::status::of_publish(&error))
             })
             .await
         };

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Error, Volumes, lock};
 use crate::names::VolumePath;
+use crate::plan::Refusal;
 use crate::queue::{Long, NoTurn};
-use crate::runner::{DeviceState, Progress, Runner};
+use crate::runner::{DeviceState, Progress, Runner, Use};
 use crate::units::Bytes;
 
 /// A long work and how far it is.
@@ -51,6 +52,22 @@ impl<R: Runner> Volumes<R> {
             on.iter().for_each(|path| self.forget(&path.group));
             Error::Bytes { what: format!("{what} of {volume}"), source }
         })
+    }
+
+    /// Nothing is zeroed that somebody uses: others, to whom our tags say nothing, may have made it theirs. udev opens
+    /// devices for a moment.
+    pub(super) fn await_end_of_use(&self, volume: &VolumePath, from: Bytes) -> Result<(), Error> {
+        const AGAIN: Duration = Duration::from_millis(100);
+        const TIMES: usize = 100;
+        for _ in 0..TIMES {
+            let used = self.runner.used(volume);
+            let what = || format!("a look at who uses {volume}");
+            if used.map_err(|source| Error::Bytes { what: what(), source })? == Use::None {
+                return Ok(());
+            }
+            std::thread::sleep(AGAIN);
+        }
+        Err(Refusal::UsedBeforeZeros { path: volume.clone(), from }.into())
     }
 
     /// Does a long work in one of the places of its group.

@@ -15,6 +15,8 @@ pub(super) enum Lv {
         size: Bytes,
         /// Whether it was finished: a copy may have been interrupted.
         finished: bool,
+        /// Whether it waits for zeros that were begun.
+        awaits_zeros: bool,
         /// Whether we made it for a filesystem, and have not made one yet.
         unused: bool,
     },
@@ -42,6 +44,10 @@ pub(super) enum Act {
     Make(Making),
     /// Grow it.
     Grow(Bytes),
+    /// Keep what is on it: zeros that were begun are not wanted any more.
+    KeepBytes,
+    /// Write the status, if it is as it was made: nobody has heard that it was finished.
+    Adopt(Status),
     /// Remove it, and let the object go.
     Remove,
     /// Let the object go: there is no LV.
@@ -74,6 +80,8 @@ impl Act {
             | Act::Vouch
             | Act::Retain
             | Act::LeaveTo(_)
+            | Act::KeepBytes
+            | Act::Adopt(_)
             | Act::Tell(_)
             | Act::Refuse(_)
             | Act::Later(_) => false,
@@ -151,6 +159,8 @@ fn going(object: &LogicalVolume, lv: &Lv) -> Act {
 fn coming(object: &LogicalVolume, status: &Status, size: Bytes, lv: &Lv) -> Act {
     if let Some(id) = object.annotation(ADOPTS) {
         return match lv {
+            // What is told is zeroed.
+            Lv::Present { size, awaits_zeros: true, .. } => Act::Grow(*size),
             Lv::Present { size, .. } => Act::Tell(well(id, *size)),
             Lv::Unknown(why) => Act::Later(why.clone()),
             Lv::Absent | Lv::Taken { .. } => Act::Tell(lost(id, status)),
@@ -161,6 +171,10 @@ fn coming(object: &LogicalVolume, status: &Status, size: Bytes, lv: &Lv) -> Act 
         return Act::Nothing;
     }
     match lv {
+        // Its making may have been cut off before LVM had wiped what was there.
+        Lv::Present { size, finished: true, unused: true, .. } if object.spec.source.is_empty() => {
+            return Act::Adopt(well(object.uid(), *size));
+        }
         Lv::Present { size, finished: true, .. } => return Act::Tell(well(object.uid(), *size)),
         // One of today's data would not be it.
         Lv::Taken { id, size } => return Act::Tell(well(id, *size)),
@@ -183,11 +197,13 @@ fn coming(object: &LogicalVolume, status: &Status, size: Bytes, lv: &Lv) -> Act 
 
 fn staying(object: &LogicalVolume, status: &Status, wanted: Bytes, lv: &Lv) -> Act {
     let id = object.volume_id().unwrap_or_default();
+    let known = status.current_size.as_ref().and_then(|size| size.bytes().ok());
     match lv {
+        // We tell what is zeroed. Somebody else has told of it, who knows no zeros, and given it to its user.
+        Lv::Present { size, awaits_zeros: true, .. } if known >= Some(size.0) => Act::KeepBytes,
         // A growth of a block volume that was interrupted: what came to it is not zeroed yet.
         Lv::Present { size, finished: false, .. } if !object.is_snapshot() => Act::Grow(wanted.max(*size)),
         Lv::Present { size, unused, .. } => {
-            let known = status.current_size.as_ref().and_then(|size| size.bytes().ok());
             let lost_and_found = status.code == LOST;
             if known != Some(size.0) || lost_and_found {
                 return Act::Tell(Status { code: 0, message: String::new(), ..well(id, *size) });
@@ -275,11 +291,11 @@ mod tests {
     }
 
     fn present(size: u64) -> Lv {
-        Lv::Present { size: Bytes(size), finished: true, unused: false }
+        Lv::Present { size: Bytes(size), finished: true, awaits_zeros: false, unused: false }
     }
 
     fn unused() -> Lv {
-        Lv::Present { size: Bytes(GIB), finished: true, unused: true }
+        Lv::Present { size: Bytes(GIB), finished: true, awaits_zeros: false, unused: true }
     }
 
     /// An orphan of which its node has said that nobody has used it.
@@ -326,8 +342,13 @@ mod tests {
     #[test]
     fn an_lv_whose_making_was_not_told_is_adopted_and_an_interrupted_one_goes_on() {
         assert_eq!(decide(&object(), P, &present(GIB)), Act::Tell(well("uid", Bytes(GIB))));
-        let half = Lv::Present { size: Bytes(GIB), finished: false, unused: true };
+        let half = Lv::Present { size: Bytes(GIB), finished: false, awaits_zeros: true, unused: false };
         assert_eq!(decide(&object(), P, &half), Act::Make(Making::Volume(Bytes(GIB))));
+        // What may have a former volume's filesystem on it is looked at.
+        assert_eq!(decide(&object(), P, &unused()), Act::Adopt(well("uid", Bytes(GIB))));
+        let mut copy = object();
+        copy.spec.source = "pvc-0".into();
+        assert_eq!(decide(&copy, P, &unused()), Act::Tell(well("uid", Bytes(GIB))));
     }
 
     #[test]
@@ -390,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_growth_that_was_interrupted_goes_on() {
-        let half = Lv::Present { size: Bytes(2 * GIB), finished: false, unused: false };
+        let half = Lv::Present { size: Bytes(2 * GIB), finished: false, awaits_zeros: true, unused: false };
         assert_eq!(decide(&settled(), P, &half), Act::Grow(Bytes(2 * GIB)));
     }
 

@@ -23,6 +23,7 @@ impl Volumes {
                 finished: !(found.facts.is_unfinished(found.volume.size)
                     || found.facts.snapshot && is_half_made(found.volume)
                     || object.volume_id().is_none() && has_leftover(&inventory, &found.volume.name)),
+                awaits_zeros: found.facts.zeroing.is_some_and(|from| from < found.volume.size),
                 unused: found.facts.is_ours() && !found.facts.used && !found.facts.block,
             };
         }

@@ -62,7 +62,7 @@ pub fn grow(
     let shape = layout.map_or(Shape::LINEAR, Shape::of_layout);
     let extents = shape.round_up(size.in_extents(group.extent));
     let growth = extents.bytes(group.extent).minus(volume.size);
-    let room = room(&path.volume).filter(|_| may_be_block && layout.is_some());
+    let room = room(&path.volume);
     let zeroed = room.as_ref().and_then(|name| group.volumes.get(name));
     let taken = taken_for(growth.in_extents(group.extent), shape);
     // Somebody has wished another size before.
@@ -90,9 +90,14 @@ pub fn grow(
         return done_by(Change::Deactivate { path: path.clone() });
     }
     let extend = |from| Change::Extend { path: path.clone(), extents, from };
+    // What was begun is taken, whoever uses the volume now.
+    if zeroed.is_none() && !(may_be_block && layout.is_some()) {
+        return done_by(extend(Vec::new()));
+    }
+    // Others who work on what they made do not know our marks: what is zeroed must not be theirs yet.
+    let is_beside = zeroed.is_some() || in_use || !facts.is_ours() && !shape.is_redundant();
     match room {
-        // What was begun while it was used is taken, whoever uses it now.
-        Some(name) if in_use || zeroed.is_some() => {
+        Some(name) if is_beside => {
             let room = group.path(&name);
             do_next(match zeroed {
                 Some(zeroed) if zeroed.areas.is_empty() => return Ok(Next::Look),
@@ -107,13 +112,13 @@ pub fn grow(
                 }
             })
         }
-        Some(_) => {
+        None if in_use => Err(Refusal::LongNameGrowsOnlyUnused(path.clone())),
+        Some(_) | None => {
             // Marked first: extents that came and were not zeroed must be known after a crash.
             let (add, remove) = Facts { zeroing: Some(volume.size), ..facts.clone() }.since(&facts);
             let mark = Change::Tag { path: path.clone(), add, remove };
             do_next(Step::Swap(mark, extend(Vec::new())))
         }
-        None => done_by(extend(Vec::new())),
     }
 }
 
@@ -259,9 +264,39 @@ mod tests {
             (ours, Use::None, false),
         ] {
             let Ok(Next::Do(step)) = grown(vec![made(facts.clone())], used) else { panic!("{facts:?}") };
+            // What others may use at any moment is zeroed before it is theirs.
+            let beside = matches!(*step, Step::Change(Change::CreateThick { .. }));
             let as_it_comes = matches!(*step, Step::Change(Change::Extend { .. }));
-            assert_eq!(!as_it_comes, zeroed, "{facts:?}, {used:?}: {step:?}");
+            assert_eq!((beside, as_it_comes), (zeroed, !zeroed), "{facts:?}, {used:?}: {step:?}");
         }
+    }
+
+    #[test]
+    fn room_that_was_zeroed_for_others_volume_is_taken_though_a_filesystem_on_it_is_mounted_by_now() {
+        let facts = Facts { temporary: Some(LvName::parse("v").unwrap()), ..Facts::default() };
+        let room = volume("lvms-room-v", ("linear", 1, 1), 4, &facts, &["/dev/sda"]);
+        let small = volume("v", ("linear", 1, 1), 8, &Facts::default(), &["/dev/sda"]);
+        let Ok(Next::Do(step)) = grown(vec![small, room], Use::Mounted) else { panic!() };
+        assert!(matches!(*step, Step::Swap(Change::Release { .. }, _)), "{step:?}");
+    }
+
+    #[test]
+    fn a_block_device_whose_name_leaves_no_room_for_another_never_shows_former_bytes() {
+        let name = "v".repeat(120);
+        let facts = Facts { name: Some(name.clone()), block: true, ..Facts::default() };
+        let next = |used| {
+            let mut group: Group = group(&[100; 6]);
+            let volume = volume(&name, ("linear", 1, 1), 8, &facts, &["/dev/sda"]);
+            group.volumes = [(volume.name.clone(), volume)].into();
+            let inventory = Inventory::of(group);
+            let situation = Situation { inventory: &inventory, pool: &|_| None, raid: &|_| None };
+            let class = crate::simulated::history::device_class(crate::simulated::history::Class::Linear);
+            grow(situation, &class, &path(&name), Bytes::mib(48), used)
+        };
+        assert!(
+            matches!(next(Use::None), Ok(Next::Do(step)) if matches!(*step, Step::Swap(Change::Tag { .. }, _)))
+        );
+        assert_eq!(next(Use::Open), Err(Refusal::LongNameGrowsOnlyUnused(path(&name))));
     }
 
     #[test]
