@@ -43,6 +43,11 @@ pub fn is_conflict(error: &Error) -> bool {
     code(error) == Some(409)
 }
 
+/// Whether there is an object of that name. A quota that two take from at once is a conflict, too.
+fn is_already_there(error: &Error) -> bool {
+    matches!(error, Error::Api(status) if status.code == 409 && status.reason == "AlreadyExists")
+}
+
 /// Whether the API refuses what was asked, and will go on to.
 pub fn is_invalid(error: &Error) -> bool {
     matches!(code(error), Some(400 | 422))
@@ -106,7 +111,7 @@ where
             .map_err(Error::BuildRequest)?;
         match write.send(api.clone().into_client().request(request)).await {
             Ok(created) => Ok(Created::Now(created)),
-            Err(error) if is_conflict(&error) => Ok(Created::AlreadyThere),
+            Err(error) if is_already_there(&error) => Ok(Created::AlreadyThere),
             Err(error) => Err(error),
         }
     }
@@ -229,6 +234,15 @@ mod tests {
         // As it is told of a definition that is gone, by the API server and by one that is behind it.
         assert_eq!(said(json!({"code": 404, "message": "404 page not found"})), None);
         assert_eq!(said(json!({"code": 404, "reason": "NotFound", "details": {}})), None);
+    }
+
+    #[test]
+    fn only_an_object_of_the_same_name_is_there_already() {
+        let said = |reason: &str| {
+            let said = json!({"code": 409, "reason": reason, "details": {"name": "x"}});
+            is_already_there(&Error::Api(Box::new(serde_json::from_value(said).unwrap())))
+        };
+        assert!(said("AlreadyExists") && !said("Conflict"));
     }
 
     /// The code, without tests, of all that talks to a cluster, with its file.

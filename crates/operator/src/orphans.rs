@@ -129,10 +129,12 @@ impl Orphans {
         });
         let told = Arc::clone(&work);
         context.stores.volumes.listen(move |before, now| {
+            // A snapshot may be taken long after its content has gone.
+            let is_made = |volume: &LogicalVolume| volume.volume_id().is_some();
             if let Some(volume) = now
                 && made_for(volume).is_some()
                 && !volume.is_deleted()
-                && (before.is_none() || volume.is_unused())
+                && (before.is_none_or(|before| !is_made(before) && is_made(volume)) || volume.is_unused())
             {
                 told.add(volume.name().to_owned());
             }

@@ -197,7 +197,7 @@ impl Resize {
                     one.r#type == "ControllerResizeError" && one.message.as_ref() == Some(&message)
                 });
                 if infeasible || !said {
-                    let change = status(&claim, &[("ControllerResizeError", &message)], Some((size, state)));
+                    let change = failure(&claim, &message, (size, state), is_kept);
                     self.write(&claim, change, false).await?;
                 }
                 if infeasible {
@@ -295,6 +295,17 @@ pub fn asks(personality: Personality, size: u64) -> Value {
 /// The time as TopoLVM writes it when it asks for more; it only has to differ from the one before.
 fn resize_time() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M:%S.%f +0000 UTC").to_string()
+}
+
+/// What is told of a growth that failed. One that goes on stays begun: where the API keeps nothing else that says so, it
+/// would be begun anew at once, and fail again.
+fn failure(claim: &Claim, message: &str, allocated: (u64, State), is_kept: bool) -> Value {
+    let error = ("ControllerResizeError", message);
+    if is_kept || allocated.1 == State::ControllerInfeasible {
+        status(claim, &[error], Some(allocated))
+    } else {
+        status(claim, &[("Resizing", ""), error], Some(allocated))
+    }
 }
 
 /// A change of a claim's status: these conditions instead of all that are about growth, and how far it is.
@@ -395,6 +406,21 @@ mod tests {
         );
         let asked = scripted::but_events(&asked);
         assert!(asked.iter().any(|asked| asked.starts_with("PATCH")), "{asked:?}");
+    }
+
+    #[test]
+    fn a_growth_that_fails_for_now_is_not_begun_anew_where_the_api_keeps_nothing_of_it() {
+        let mut claim = claim("u");
+        claim["status"]["conditions"] = json!([{"type": "Resizing", "status": "True"}]);
+        let claim: Claim = serde_json::from_value(claim).unwrap();
+        let told = |state, is_kept| {
+            let told = failure(&claim, "not now", (2 << 30, state), is_kept);
+            let conditions = told["status"]["conditions"].as_array().unwrap();
+            conditions.iter().map(|one| one["type"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(told(State::ControllerInProgress, false), ["Resizing", "ControllerResizeError"]);
+        assert_eq!(told(State::ControllerInProgress, true), ["ControllerResizeError"]);
+        assert_eq!(told(State::ControllerInfeasible, false), ["ControllerResizeError"]);
     }
 
     #[tokio::test]

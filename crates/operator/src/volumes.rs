@@ -85,6 +85,9 @@ impl ClusterVolumes {
         let made = volumes.until(|volumes| match volumes.named(&name) {
             None => Some(Err(Error::new(Kind::Busy, format!("{name} was taken away meanwhile")))),
             Some(volume) => {
+                if volume.is_deleted() {
+                    return Some(Err(Error::new(Kind::Busy, format!("a former {name} is being removed"))));
+                }
                 let status = volume.status.clone().unwrap_or_default();
                 let done = volume.volume_id().is_some() && status.current_size.is_some();
                 if status.code != 0 {

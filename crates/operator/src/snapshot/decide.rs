@@ -1,6 +1,6 @@
 //! What a VolumeSnapshotContent asks for next. Decides, and does nothing.
 
-use lvms_api::logical_volume::{READ_ONLY, Spec};
+use lvms_api::logical_volume::{READ_ONLY, Spec, Status};
 use lvms_api::names::{ADOPTS, NODE};
 use lvms_api::{LogicalVolume, Personality, Quantity};
 use lvms_cluster::slim::{SnapshotContent, annotation, has_finalizer};
@@ -167,7 +167,15 @@ fn making(view: &View<'_>, marked: bool) -> Act {
     }
     if let Some(wanted) = &content.spec.source.snapshot_handle {
         return match view.volume {
-            Some(volume) => ready_as(volume),
+            Some(volume) if volume.is_deleted() && volume.is_released() => {
+                let message =
+                    format!("spec.source.snapshotHandle: LogicalVolume {} is being removed", volume.name());
+                fail(content, message, false)
+            }
+            Some(volume) => match refusal(volume) {
+                Some(status) => fail(content, status.message.clone(), false),
+                None => ready_as(volume),
+            },
             None => {
                 let message = format!(
                     "spec.source.snapshotHandle: there is no LogicalVolume with the volumeID {wanted:?}"
@@ -178,7 +186,7 @@ fn making(view: &View<'_>, marked: bool) -> Act {
     }
     match view.volume {
         Some(volume) if volume.is_deleted() => Act::Nothing,
-        Some(volume) => match volume.status.as_ref().filter(|status| status.code != 0) {
+        Some(volume) => match refusal(volume) {
             Some(status) => fail(content, status.message.clone(), true),
             None => ready_as(volume),
         },
@@ -222,6 +230,11 @@ fn new(view: &View<'_>, marked: bool) -> Act {
     Act::Create(Box::new(LogicalVolume::new(view.personality, spec)))
 }
 
+/// What its node has said that went wrong.
+fn refusal(volume: &LogicalVolume) -> Option<&Status> {
+    volume.status.as_ref().filter(|status| status.code != 0)
+}
+
 fn ready_as(volume: &LogicalVolume) -> Act {
     let size = volume.status.as_ref().and_then(|status| status.current_size.as_ref()?.bytes().ok());
     let (Some(handle), Some(size)) = (volume.volume_id(), size) else { return Act::Nothing };
@@ -239,7 +252,7 @@ fn fail(content: &SnapshotContent, message: String, over: bool) -> Act {
 mod tests {
     use super::*;
     use lvms_api::Quantity;
-    use lvms_api::logical_volume::Status;
+    use lvms_api::names::RELEASED;
     use serde_json::{Value, json};
 
     const P: Personality = Personality::Topolvm;
@@ -312,6 +325,20 @@ mod tests {
         assert!(message.contains("spec.source.snapshotHandle"), "{message}");
         content["status"] = json!({"readyToUse": false, "error": {"message": message}});
         assert_eq!(decided(&content, None), Act::Later);
+        // What is lost, or about to go, is not promised.
+        let mut lost = made.clone();
+        let told = lost.status.get_or_insert_default();
+        (told.code, told.message) = (15, "Lost: it is not there".into());
+        let fail = |message: &str| Act::Fail { message: message.into(), over: false };
+        assert_eq!(decided(&content, Some(&lost)), fail("Lost: it is not there"));
+        let mut going = made;
+        going.metadata.deletion_timestamp =
+            Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
+        assert!(matches!(decided(&content, Some(&going)), Act::Ready { .. }));
+        going.metadata.uid = Some("own".into());
+        going.metadata.annotations.get_or_insert_default().insert(RELEASED.to_owned(), "own".into());
+        let message = "spec.source.snapshotHandle: LogicalVolume snapshot-x is being removed";
+        assert_eq!(decided(&content, Some(&going)), fail(message));
     }
 
     #[test]
