@@ -6,8 +6,8 @@ use std::fmt;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use lvms_api::logical_volume::READ_WRITE;
-use lvms_api::names::ADOPTS;
-use lvms_api::{LogicalVolume, LvmNode, Personality};
+use lvms_api::names::{ADOPTS, VOLUME_MODE};
+use lvms_api::{LogicalVolume, LvmNode, Personality, Quantity};
 
 /// A LogicalVolume, and what would become of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub enum Trouble {
     NoClass(String),
     /// It is a copy that is not finished.
     Copying,
+    /// It is zeroed, or what it has grown by.
+    Zeroing,
     /// It was deleted, and is kept because something names it.
     Kept,
     /// It came back: its LV, the one of this name, is not called as TopoLVM expects.
@@ -62,6 +64,10 @@ impl fmt::Display for Trouble {
             Trouble::Copying => out.write_str(
                 "a copy that is not finished: TopoLVM would leave it empty or refuse it; wait until its claim is bound, or \
                  delete the claim",
+            ),
+            Trouble::Zeroing => out.write_str(
+                "it is a block device of which not all is zeroed yet: TopoLVM would give it away with what former volumes \
+                 left; wait until its claim is bound, or has grown, or delete the claim",
             ),
             Trouble::Kept => out.write_str(
                 "it is deleted, and its data is kept because something names it: TopoLVM removes it at once; take its \
@@ -109,6 +115,11 @@ fn findings(volumes: &[LogicalVolume], nodes: &[LvmNode]) -> Vec<Finding> {
             (true, _) => Some(Trouble::ThickSnapshot(source)),
         }
     };
+    let may_be_thick = |volume: &LogicalVolume| {
+        let name = volume.spec.device_class.as_str();
+        let mut classes = status(volume).into_iter().flat_map(|told| &told.device_classes);
+        classes.any(|class| class.thin_pool.is_empty() && (name.is_empty() || class.name == name))
+    };
     let trouble = |volume: &LogicalVolume| {
         // Its node keeps what was used after somebody had said that it was not, though it is released.
         let is_kept = !volume.is_released() || volume.is_unused();
@@ -122,6 +133,8 @@ fn findings(volumes: &[LogicalVolume], nodes: &[LvmNode]) -> Vec<Finding> {
             Some(trouble)
         } else if volume.spec.access_type == READ_WRITE && volume.volume_id().is_none() {
             Some(Trouble::Copying)
+        } else if is_zeroed(volume) && may_be_thick(volume) {
+            Some(Trouble::Zeroing)
         } else {
             let lv = volume.volume_id().or(volume.annotation(ADOPTS));
             lv.filter(|lv| *lv != volume.uid()).map(|lv| Trouble::CameBack(lv.to_owned()))
@@ -136,6 +149,17 @@ fn findings(volumes: &[LogicalVolume], nodes: &[LvmNode]) -> Vec<Finding> {
         .collect();
     found.sort_by(|one, other| one.volume.cmp(&other.volume));
     found
+}
+
+/// Whether zeros are written for it now, if it is thick.
+fn is_zeroed(volume: &LogicalVolume) -> bool {
+    let status = volume.status.clone().unwrap_or_default();
+    let (mode, bytes) = (volume.annotation(VOLUME_MODE), |size: &Quantity| size.bytes().unwrap_or_default());
+    let is_made = volume.volume_id().is_none() && volume.annotation(ADOPTS).is_none();
+    let has = status.current_size.as_ref().map(bytes);
+    // What others have made is zeroed before it is a part of the volume.
+    let grows = mode == Some("Block") && has.is_some_and(|has| has < bytes(&volume.spec.size));
+    status.code == 0 && (is_made && mode != Some("Filesystem") || grows)
 }
 
 #[cfg(test)]
@@ -173,11 +197,31 @@ mod tests {
         let copied = json!({"source": "a", "accessType": "rw"});
         let volumes = [
             volume("plain", "thick", &json!({}), &made("plain")),
-            volume("new", "thick", &json!({}), &Value::Null),
+            in_mode("Filesystem", volume("new", "thick", &json!({}), &Value::Null)),
+            in_mode("Block", volume("new-thin", "thin", &json!({}), &Value::Null)),
+            in_mode("Block", volume("block", "thick", &json!({}), &made("block"))),
+            in_mode("Block", volume("refused", "thick", &json!({}), &json!({"code": 8}))),
             volume("thin-snapshot", "thin", &thin, &made("thin-snapshot")),
             volume("copied", "thick", &copied, &made("copied")),
         ];
         assert_eq!(findings(&volumes, &[node()]), []);
+    }
+
+    fn in_mode(mode: &str, mut volume: LogicalVolume) -> LogicalVolume {
+        volume.metadata.annotations.get_or_insert_default().insert(VOLUME_MODE.to_owned(), mode.to_owned());
+        volume
+    }
+
+    #[test]
+    fn block_devices_that_are_not_all_zeroed_are_listed() {
+        let grows = json!({"volumeID": "grows", "currentSize": "512Mi"});
+        let volumes = [
+            in_mode("Block", volume("grows", "thick", &json!({}), &grows)),
+            in_mode("Block", volume("made", "thick", &json!({}), &Value::Null)),
+            volume("made-by-hand", "", &json!({}), &Value::Null),
+        ];
+        let found: Vec<_> = findings(&volumes, &[node()]).into_iter().map(|one| one.trouble).collect();
+        assert_eq!(found, [Trouble::Zeroing, Trouble::Zeroing, Trouble::Zeroing]);
     }
 
     #[test]

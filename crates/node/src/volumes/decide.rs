@@ -416,6 +416,20 @@ mod tests {
     }
 
     #[test]
+    fn what_others_have_given_away_before_it_was_zeroed_is_kept() {
+        let mut object = settled();
+        let half = Lv::Present { size: Bytes(GIB), finished: false, awaits_zeros: true, unused: false };
+        assert_eq!(decide(&object, P, &half), Act::KeepBytes);
+        // A copy that is not finished is another matter.
+        let copy = Lv::Present { size: Bytes(GIB), finished: false, awaits_zeros: false, unused: false };
+        assert_eq!(decide(&object, P, &copy), Act::Grow(Bytes(GIB)));
+        // What comes back has told nothing yet.
+        object.status = None;
+        let adopts = annotated(object, ADOPTS);
+        assert_eq!(decide(&adopts, P, &half), Act::Grow(Bytes(GIB)));
+    }
+
+    #[test]
     fn a_lowered_size_changes_nothing_and_ends_a_refused_growth() {
         let mut object = settled();
         object.spec.size = Quantity::of(GIB / 2);
