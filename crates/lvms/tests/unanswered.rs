@@ -226,6 +226,50 @@ fn a_disk_that_does_not_answer_holds_no_other_volume_up(lab: &Lab) -> Result {
     Ok(())
 }
 
+/// Stands for lvm2's program. While there is a file `hold`, a command that has made a volume in `a` does not end.
+const SLOW_TO_END: &str = r#"#!/bin/sh
+case "$*" in
+lvcreate*' a')
+    /sbin/lvm "$@" || exit $?
+    while [ -e /run/test/hold ]; do touch /run/test/held; sleep 0.1; done
+    exit 0;;
+esac
+exec /sbin/lvm "$@"
+"#;
+
+fn a_disk_that_does_not_answer_when_a_volume_was_made_is_told_and_the_same_call_goes_on(lab: &Lab) -> Result {
+    run("vgcreate", ["a", lab.disk(0)])?;
+    run("vgcreate", ["b", lab.disk(1)])?;
+    let lvm = lab.state().join("lvm");
+    fs::write(&lvm, SLOW_TO_END)?;
+    fs::set_permissions(&lvm, fs::Permissions::from_mode(0o755))?;
+    let driver = Driver::start(lab, CLASSES, &["--lvm-path", &lvm.to_string_lossy()])?;
+    let (client, making) = (&driver.client, driver.connect()?);
+    let create = |client: &Client| client.create("in a", "a", 64 * MIB, EXT4, None);
+    fs::write("/run/test/hold", "")?;
+    let went = std::thread::scope(|scope| -> Result {
+        let made = scope.spawn(|| create(&making));
+        let others = || -> Result {
+            lab.wait_for("the volume to be made", || Path::new("/run/test/held").exists().then_some(()))?;
+            lab.fault(0, Fault::Delay { milliseconds: 3_600_000 })?;
+            fs::remove_file("/run/test/hold")?;
+            client.delete(&client.create("beside", "b", 8 * MIB, EXT4, None)?.volume_id)?;
+            let made = made.join().map_err(|_| "the call panicked")?;
+            refused(made, Code::Internal, &["flush of the disks of a", "does not answer"]);
+            refused(create(client), Code::Unavailable, &["volume group a", "do not answer"]);
+            Ok(())
+        };
+        let went = others();
+        let _ = fs::remove_file("/run/test/hold");
+        lab.fault(0, Fault::None)?;
+        went
+    });
+    went?;
+    let made = lab.wait_for("the group to serve again", || create(client).ok())?;
+    client.delete(&made.volume_id)?;
+    Ok(())
+}
+
 /// A program that is asked until it waits for a disk.
 struct Waiting(Child);
 
@@ -317,6 +361,8 @@ fn a_thin_pool_whose_disk_does_not_answer_holds_no_other_volume_up(lab: &Lab) ->
 lab_test::main! {
     a_thin_pool_whose_disk_does_not_answer_holds_no_other_volume_up: Needs::disks(2, GIB / 2).faults().devices_file().guest(),
     a_disk_that_does_not_answer_holds_no_other_volume_up: Needs::disks(2, GIB / 2).faults().devices_file().guest(),
+    a_disk_that_does_not_answer_when_a_volume_was_made_is_told_and_the_same_call_goes_on:
+        Needs::disks(2, GIB / 2).faults().devices_file().guest(),
     a_look_that_waits_for_a_command_lets_all_other_calls_be_answered: Needs::disks(3, 2 * GIB).guest(),
     filesystems_that_do_not_answer_hold_no_other_volume_up: Needs::disks(3, GIB / 2).faults().devices_file().guest(),
 }

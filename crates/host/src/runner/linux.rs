@@ -72,6 +72,7 @@ pub struct Linux {
     layered: Mutex<Option<Fingerprint>>,
     archive: archive::Archive,
     reading: Reading,
+    flushing: Reading,
 }
 
 impl Linux {
@@ -95,6 +96,7 @@ impl Linux {
             layered: Mutex::default(),
             archive: archive::Archive::default(),
             reading: Reading::default(),
+            flushing: Reading::default(),
         })
     }
 
@@ -363,8 +365,17 @@ impl Runner for Linux {
     }
 
     fn keep(&self, group: &Group) -> io::Result<()> {
-        let mut present = group.disks.iter().filter(|disk| !disk.missing);
-        self.on_host(|| present.try_for_each(|disk| File::open(&disk.path)?.sync_data()))?
+        /// A cache may have much to write, and a dead disk never ends.
+        const LIMIT: Duration = Duration::from_secs(60);
+        let present = group.disks.iter().filter(|disk| !disk.missing);
+        let disks: Vec<&Path> = present.map(|disk| Path::new(&disk.path)).collect();
+        let flush = |disk: &Path| File::open(disk)?.sync_data();
+        let flushed = self.on_host(|| self.flushing.read_within(LIMIT, &disks, flush))?;
+        disks.iter().zip(flushed).try_for_each(|(disk, flushed)| {
+            let silent =
+                || io::Error::new(io::ErrorKind::TimedOut, format!("{} does not answer", disk.display()));
+            flushed.unwrap_or_else(|| Err(silent()))
+        })
     }
 
     fn pool(&self, pool: &VolumePath) -> io::Result<Option<Pool>> {

@@ -60,7 +60,8 @@ impl Reading {
         self.read_within(LIMIT, disks, read)
     }
 
-    fn read_within<T: Send + 'static>(
+    /// What is read from each of these disks, unless that takes longer.
+    pub(super) fn read_within<T: Send + 'static>(
         &self,
         limit: Duration,
         disks: &[&Path],
