@@ -65,11 +65,31 @@ pub fn has<'a>(inventory: &'a Inventory, id: &str) -> Option<&'a VgName> {
     inventory.groups.values().find(|group| group.volumes.contains_key(&name)).map(|group| &group.name)
 }
 
-/// The volume or snapshot with this id, whatever it is: TopoLVM's snapshots do not say that they are some.
+/// The volume or snapshot with this id, whatever it is: TopoLVM's snapshots do not say that they are some. None if there
+/// are two.
 pub fn find_any<'a>(desired: &'a Desired, inventory: &'a Inventory, id: &str) -> Option<Found<'a>> {
-    let name = LvName::parse(id).ok()?;
-    let mut groups = desired.groups().into_iter().filter_map(|group| inventory.groups.get(group));
-    groups.find_map(|group| ours(group, group.volumes.get(&name)?))
+    let mut every = every(desired, inventory, id);
+    every.pop().filter(|_| every.is_empty())
+}
+
+/// All with this id. A copy of a group that somebody has imported (vgimportclone) has the same.
+fn every<'a>(desired: &'a Desired, inventory: &'a Inventory, id: &str) -> Vec<Found<'a>> {
+    let Ok(name) = LvName::parse(id) else { return Vec::new() };
+    let groups = desired.groups().into_iter().filter_map(|group| inventory.groups.get(group));
+    groups.filter_map(|group| ours(group, group.volumes.get(&name)?)).collect()
+}
+
+/// What to say of an id that is in several volume groups: which is meant nobody knows.
+pub fn ambiguous(desired: &Desired, inventory: &Inventory, id: &str) -> Option<String> {
+    let every = every(desired, inventory, id);
+    let groups: Vec<&str> = every.iter().map(|found| found.path.group.as_str()).collect();
+    (groups.len() > 1).then(|| {
+        format!(
+            "{id} is in several volume groups, {}, and which is meant is not known: take the device classes of all but \
+             one out of lvmd.yaml",
+            groups.join(" and ")
+        )
+    })
 }
 
 /// The volume, or the snapshot, with this id. What may be a snapshot of TopoLVM's is both: TopoLVM tells them apart as
@@ -134,6 +154,9 @@ pub fn unknown(desired: &Desired, inventory: &Inventory, field: &str, id: &str) 
         let message =
             format!("{field}: lvmd.yaml is wrong since we started: where {id:?} may be is not known");
         return Some(Error::new(Kind::Precondition, message));
+    }
+    if let Some(told) = ambiguous(desired, inventory, id) {
+        return Some(Error::new(Kind::Precondition, format!("{field}: {told}")));
     }
     if let Some((path, kind)) = converted(inventory, id) {
         let message = format!(
@@ -292,6 +315,35 @@ mod tests {
                 ),
             }
         }
+    }
+
+    #[test]
+    fn a_volume_that_is_in_two_groups_is_none_of_them() {
+        let id = LvName::parse("0e9b1a4e-6bd1-4c0e-8a55-0c3f7c2d9a01").unwrap();
+        let text =
+            "device-classes: [{name: a, volume-group: vg, default: true}, {name: b, volume-group: copy}]";
+        let desired = lvms_host::desired::lvmd::read(text).unwrap().desired;
+        let mut inventory = Inventory::default();
+        for name in ["vg", "copy"] {
+            let mut group = lvms_host::simulated::group(&[10]);
+            group.name = VgName::parse(name).unwrap();
+            let volume = inventory::Volume {
+                name: id.clone(),
+                uuid: String::new(),
+                kind: inventory::Kind::Other("cache".to_owned()),
+                size: Default::default(),
+                tags: Vec::new(),
+                attributes: String::new(),
+                active: true,
+                areas: Vec::new(),
+            };
+            assert_eq!(find_any(&desired, &inventory, id.as_str()).is_some(), !inventory.groups.is_empty());
+            group.volumes.insert(id.clone(), volume);
+            inventory.groups.insert(group.name.clone(), group.into());
+        }
+        let error = named(&desired, &inventory, "volume_id", id.as_str(), false).err().unwrap();
+        assert_eq!(error.kind, Kind::Precondition, "{error}");
+        assert!(error.message.contains("several volume groups"), "{error}");
     }
 
     #[test]

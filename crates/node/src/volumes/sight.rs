@@ -10,7 +10,7 @@ use lvms_host::plan::volume::{has_leftover, is_half_made};
 use super::Volumes;
 use super::decide::Lv;
 use super::taken::taken;
-use crate::known::{find_any, has, unknown};
+use crate::known::{ambiguous, find_any, has, unknown};
 
 impl Volumes {
     pub(super) fn lv(&self, object: &LogicalVolume) -> Lv {
@@ -26,6 +26,9 @@ impl Volumes {
                 awaits_zeros: found.facts.zeroing.is_some_and(|from| from < found.volume.size),
                 unused: found.facts.is_ours() && !found.facts.used && !found.facts.block,
             };
+        }
+        if let Some(told) = ambiguous(&desired, &inventory, id) {
+            return Lv::Unknown(told);
         }
         if let Some(group) = has(&inventory, id) {
             let why = format!(
