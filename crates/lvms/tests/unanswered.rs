@@ -246,6 +246,9 @@ fn a_disk_that_does_not_answer_when_a_volume_was_made_is_told_and_the_same_call_
     let driver = Driver::start(lab, CLASSES, &["--lvm-path", &lvm.to_string_lossy()])?;
     let (client, making) = (&driver.client, driver.connect()?);
     let create = |client: &Client| client.create("in a", "a", 64 * MIB, EXT4, None);
+    let (in_b, well) =
+        (client.create("in b", "b", 64 * MIB, EXT4, None)?.volume_id, lab.state().join("well"));
+    client.publish(&in_b, &well, EXT4)?;
     fs::write("/run/test/hold", "")?;
     let went = std::thread::scope(|scope| -> Result {
         let made = scope.spawn(|| create(&making));
@@ -253,7 +256,8 @@ fn a_disk_that_does_not_answer_when_a_volume_was_made_is_told_and_the_same_call_
             lab.wait_for("the volume to be made", || Path::new("/run/test/held").exists().then_some(()))?;
             lab.fault(0, Fault::Delay { milliseconds: 3_600_000 })?;
             fs::remove_file("/run/test/hold")?;
-            client.delete(&client.create("beside", "b", 8 * MIB, EXT4, None)?.volume_id)?;
+            client.unpublish(&in_b, &well)?;
+            client.publish(&in_b, &well, EXT4)?;
             let made = made.join().map_err(|_| "the call panicked")?;
             refused(made, Code::Internal, &["flush of the disks of a", "does not answer"]);
             refused(create(client), Code::Unavailable, &["volume group a", "do not answer"]);
@@ -267,6 +271,8 @@ fn a_disk_that_does_not_answer_when_a_volume_was_made_is_told_and_the_same_call_
     went?;
     let made = lab.wait_for("the group to serve again", || create(client).ok())?;
     client.delete(&made.volume_id)?;
+    client.unpublish(&in_b, &well)?;
+    client.delete(&in_b)?;
     Ok(())
 }
 

@@ -168,6 +168,8 @@ impl HostVolumes {
         self.blocking(move |engine, desired| {
             let (class, options) = class(desired, &new.class, &new.options)?;
             let name = LvName::parse_new(&new.id).map_err(|error| Error::invalid("name", error))?;
+            // What is there and was not made by this call is judged.
+            engine.look(&class.group).map_err(|error| status::of_volumes(&error))?;
             let inventory = engine.inventory();
             // Found wherever it was made: the class may be another one now.
             let present = find(desired, &inventory, name.as_str(), false);
